@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Optimization, in_round, rate_share
+from feddg.clients.optim import (
+    MemoryOrderAdam,
+    MemoryOrderSGD,
+    in_round,
+    make_optimizer,
+    rate_share,
+    take_step,
+)
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import train
@@ -454,7 +461,7 @@ def test_some_rounds_must_be_left(field):
         Experiment(data="digits", hold_out="sketch", train={"rounds": 3, field: 3})
 
 
-# How a client steps, against plain loops: clipped, watched, reused.
+# How a client steps, against plain loops: clipped and watched.
 
 
 KINDS = [{"optimizer": "adam"}, {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.5}]
@@ -477,77 +484,23 @@ def awkward_loss(layers, images):
     return layers[2](twice).square().sum() + 0.1 * penalty
 
 
-@kinds
-def test_memory_that_is_used_again_holds_nothing_of_before(kind):
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2))
-    network = network.to(memory_format=torch.channels_last)
-    start, images = copy.deepcopy(network.state_dict()), torch.randn(5, 3, 4, 4)
-    optimization = Optimization()
-
-    def trained():
-        network.load_state_dict(start)
-        optimizer = optimization.optimizer(network, settings(kind))
-        for _ in range(3):
-            network(images).square().sum().backward()
-            optimization.step(optimizer)
-        return optimizer, copy.deepcopy(network.state_dict())
-
-    def moments(optimizer):
-        return {id(t) for state in optimizer.state.values() for t in state.values()}
-
-    first, fresh = trained()
-    used = moments(first)
-    optimization.spent = first
-    second, again = trained()
-    assert same(again, fresh)
-    assert moments(second) == used
-    assert not [state for state in first.state.values() if state]
-    apart, _ = trained()  # the second one was not given back: it may still step
-    assert not moments(apart) & used or not used
-
-
-def test_memory_of_other_parameters_kinds_or_orders_is_left_alone():
-    images = torch.ones(1, 3, 4, 4)
-    network, other = (nn.Conv2d(3, 2, 2) for _ in range(2))
-    adam, sgd = settings(KINDS[0]), settings(KINDS[2])
-
-    def used(optimization, network, kind):
-        optimizer = optimization.optimizer(network, kind)
-        network(images).sum().backward()
-        optimization.step(optimizer)
-        optimization.spent = optimizer
-        return optimization
-
-    assert not used(Optimization(), other, adam).optimizer(network, adam).state
-    assert not used(Optimization(), network, adam).optimizer(network, sgd).state
-    optimization = used(Optimization(), network, sgd)
-    network.to(memory_format=torch.channels_last)
-    optimizer = optimization.optimizer(network, sgd)
-    network(images).sum().backward()
-    optimization.step(optimizer)
-    optimization = Optimization()
-    optimization.spent = torch.optim.SGD(network.parameters(), 0.1)
-    assert not optimization.optimizer(network, sgd).state
-
-
 def test_gradients_left_by_a_turn_that_failed_do_not_count():
-    layer, optimization = nn.Linear(2, 1), Optimization()
+    layer = nn.Linear(2, 1)
     layer(torch.ones(1, 2)).sum().backward()
     optimizer, before = (
-        optimization.optimizer(layer, settings(KINDS[1])),
+        make_optimizer(layer, settings(KINDS[1])),
         layer.weight.detach().clone(),
     )
-    optimization.step(optimizer)
+    take_step(optimizer)
     assert torch.equal(layer.weight, before)
 
 
 @kinds
 def test_clipping_is_by_the_norm_of_all_gradients_together(kind):
-    network, optimization = four_layers(), Optimization()
+    network = four_layers()
     plain, images = copy.deepcopy(network), torch.randn(4, 6)
     chosen = settings(kind, weight_decay=0.0)
-    ours = optimization.optimizer(network, chosen)
+    ours = make_optimizer(network, chosen)
     theirs = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[chosen.optimizer](
         plain.parameters(),
         0.01,
@@ -555,7 +508,7 @@ def test_clipping_is_by_the_norm_of_all_gradients_together(kind):
     )
     for _ in range(3):
         awkward_loss(network, images).backward()
-        optimization.step(ours, 0.5)
+        take_step(ours, 0.5)
         theirs.zero_grad()
         awkward_loss(plain, images).backward()
         found = [p.grad for p in plain.parameters() if p.grad is not None]
@@ -575,10 +528,9 @@ def test_decay_of_weights_leaves_norms_and_biases_alone():
     )
     before = copy.deepcopy(layers)
     chosen = TrainSettings(optimizer="sgd", lr=0.1, weight_decay=0.5, decay="weights")
-    optimization = Optimization()
-    optimizer = optimization.optimizer(layers, chosen)
+    optimizer = make_optimizer(layers, chosen)
     sum(0 * p.sum() for p in layers.parameters()).backward()
-    optimization.step(optimizer)
+    take_step(optimizer)
     for name, parameter in layers.named_parameters():
         kept = 0.95 if name in ("0.weight", "4.weight") else 1.0
         torch.testing.assert_close(parameter, kept * before.get_parameter(name))
@@ -587,7 +539,7 @@ def test_decay_of_weights_leaves_norms_and_biases_alone():
 def test_gates_leave_every_group():
     network = nn.Sequential(nn.Conv2d(3, 4, 1), BatchInstanceNorm2d(4))
     chosen = TrainSettings(optimizer="sgd", lr=0.1, weight_decay=0.5, decay="weights")
-    optimizer = Optimization().optimizer(network, chosen)
+    optimizer = make_optimizer(network, chosen)
     gates_apart(optimizer, network, chosen, 10.0)
     rates = {id(p): g["lr"] for g in optimizer.param_groups for p in g["params"]}
     assert rates.pop(id(network[1].gate)) == 1.0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.graphs import Graphs, Turn
-from feddg.clients.optim import Optimization, in_round, rate_share
+from feddg.clients.optim import in_round, rate_share, take_step
 from feddg.clients.together import Parts, Together, whole
 from feddg.data.augment import (
     AugmentSettings,
@@ -217,7 +217,7 @@ class RecordNoise:
 
 @dataclass
 class Worker:
-    """What clients share by taking turns: one network, one optimizer, one device.
+    """What clients share by taking turns: one network, one device.
 
     Attributes:
         network: loaded with the client's starting weights before each local training.
@@ -228,7 +228,6 @@ class Worker:
         threads: number of CPU threads; None for PyTorch's own setting.
         style_noise: how styles are noised before they are sent; None for no noise.
         record_noise: how gradients of single images are noised; None for no noise.
-        optimization: takes the optimizer steps of its clients.
         graphs: the recorded steps of its clients.
         task: gives the loss that is trained.
         stopped: set to end local training early, when nobody needs its result any more.
@@ -245,7 +244,6 @@ class Worker:
     threads: int | None = None
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
-    optimization: Optimization = field(default_factory=Optimization)
     graphs: Graphs = field(default_factory=Graphs)
     task: Task = CLASSIFICATION
     stopped: Event = field(default_factory=Event)
@@ -643,7 +641,7 @@ class Client:
     def step(self) -> None:
         """Takes an optimizer step with the present gradients, clears them, and counts the step."""
         assert self.optimizer is not None, _NO_OPTIMIZER
-        self.worker.optimization.step(self.optimizer, self.worker.train.gradient_clipping)
+        take_step(self.optimizer, self.worker.train.gradient_clipping)
         self.steps += 1
 
     def note(self, terms: dict[str, Tensor]) -> None:

@@ -108,25 +108,6 @@ class MemoryOrder(torch.optim.Optimizer):
                     state[kind] = torch.zeros_like(parameter)
         return [[self.state[parameter][kind] for parameter in parameters] for kind in kinds]
 
-    def take_over(self, spent: "MemoryOrder") -> None:
-        """Takes over the memory of a finished optimizer of the same parameters, cleared.
-
-        Clients take turns on one network; allocating anew for each costs time and fragments memory.
-        """
-        if type(spent) is not type(self):
-            return
-        kept: list[Tensor] = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state, layout = spent.state.pop(parameter, {}), _memory_layout(parameter)
-                if state and all(
-                    t.dim() == 0 or _memory_layout(t) == layout for t in state.values()
-                ):
-                    kept += state.values()
-                    self.state[parameter] = state
-        if kept:
-            torch._foreach_zero_(kept)
-
     def fix(self, lasting: Callable[[str, Tensor], Tensor]) -> list[Tensor]:
         """Puts rates and moments where they stay, so that its steps can be recorded.
 
@@ -277,10 +258,6 @@ def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
         )
 
 
-def _memory_layout(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-
 def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
     return ClientError(
         f"a trained parameter of shape {tuple(parameter.shape)} {fault}; {remedy}, or have the "
@@ -288,52 +265,38 @@ def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
     )
 
 
-class Optimization:
-    """How clients that share one network take optimizer steps.
+def make_optimizer(network: nn.Module, train: TrainSettings) -> MemoryOrder:
+    """Returns the optimizer that ``train`` names, for the parameters that need a gradient.
 
-    Attributes:
-        spent: a finished optimizer, whose memory the next one takes over.
+    All parameters are in one group, unless weight decay spares some of them. Gradients that are
+    left of a turn before are cleared.
     """
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = None
+    groups: list[Group] = [{"params": trained}]
+    if train.decay != "all" and train.weight_decay:
+        spared = {id(parameter) for parameter in norms_and_biases(network)}
+        groups = [
+            {"params": [p for p in trained if id(p) not in spared]},
+            {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
+        ]
+    if train.optimizer == "sgd":
+        return MemoryOrderSGD(groups, train.lr, train.momentum, weight_decay=train.weight_decay)
+    return MemoryOrderAdam(groups, train.lr, weight_decay=train.weight_decay)
 
-    def __init__(self) -> None:
-        self.spent: torch.optim.Optimizer | None = None
 
-    def optimizer(self, network: nn.Module, train: TrainSettings) -> torch.optim.Optimizer:
-        """Returns the optimizer that ``train`` names, for the parameters that need a gradient.
+def take_step(optimizer: torch.optim.Optimizer, clipping: float | None = None) -> None:
+    """Takes a step with the present gradients and clears them.
 
-        All parameters are in one group, unless weight decay spares some of them.
-        """
-        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        for parameter in trained:
-            parameter.grad = None
-        groups: list[Group] = [{"params": trained}]
-        if train.decay != "all" and train.weight_decay:
-            spared = {id(parameter) for parameter in norms_and_biases(network)}
-            groups = [
-                {"params": [p for p in trained if id(p) not in spared]},
-                {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
-            ]
-        made: MemoryOrder
-        if train.optimizer == "sgd":
-            made = MemoryOrderSGD(groups, train.lr, train.momentum, weight_decay=train.weight_decay)
-        else:
-            made = MemoryOrderAdam(groups, train.lr, weight_decay=train.weight_decay)
-        if isinstance(self.spent, MemoryOrder):
-            made.take_over(self.spent)
-        self.spent = None
-        return made
-
-    def step(self, optimizer: torch.optim.Optimizer, clipping: float | None = None) -> None:
-        """Takes a step with the present gradients and clears them.
-
-        Args:
-            optimizer: any.
-            clipping: the largest global norm of the gradients; None for no clipping.
-        """
-        if clipping is not None:
-            nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
+    Args:
+        optimizer: any.
+        clipping: the largest global norm of the gradients; None for no clipping.
+    """
+    if clipping is not None:
+        nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
 
 
 _KEPT = "optimizer/"

@@ -229,9 +229,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if client.train.keep_optimizer:
         client.memory.update(kept_moments(client.optimizer, client.network))
     state = client.network.state_dict()
-    if client.turn is None:
-        client.worker.optimization.spent = client.optimizer
-    else:
+    if client.turn is not None:
         client.memory = client.turn.released(client.memory)
         extras.tensors = client.turn.released(extras.tensors)
     client.memory.update(copied({name: state[name] for name in local}))

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, ValidationError
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.clients.optim import make_optimizer
 from feddg.diagnostics import Diagnostic
 from feddg.errors import (
     ExperimentError,
@@ -270,7 +271,7 @@ class Method:
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, for the trained parameters."""
-        return client.worker.optimization.optimizer(client.network, client.train)
+        return make_optimizer(client.network, client.train)
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one optimizer step on a batch; override it for methods with several steps."""
