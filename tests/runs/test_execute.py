@@ -18,6 +18,7 @@ from feddg.api import resume, run
 from feddg.clients.threads import threads
 from feddg.errors import RunError
 from feddg.experiment import Experiment
+from feddg.methods.pardon import Pardon
 from feddg.runs import folder as folder_module
 from feddg.runs.diagnostics import DIVERGED
 from feddg.runs.folder import RunFolder
@@ -49,9 +50,24 @@ def final_state(folder: Path) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, cache):
+def described(tmp_path_factory, cache):
+    """A completed PARDON run, and the styles that its clients sent."""
+    sent, groups = [], Pardon.groups
+
+    def noted(method, statistics):
+        sent.extend(message.tensors["style"] for _, message in statistics)
+        return groups(method, statistics)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pardon, "groups", noted)
+        completed = run(experiment(method="pardon"), tmp_path_factory.mktemp("runs"), cache=cache)
+    return completed, torch.stack(sent)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(described):
     """A completed PARDON run."""
-    return run(experiment(method="pardon"), tmp_path_factory.mktemp("runs"), cache=cache)
+    return described[0]
 
 
 def test_the_number_of_threads_changes_nothing_of_a_small_network(undisturbed, tmp_path, cache):
@@ -69,20 +85,31 @@ def test_the_folder_holds_everything(undisturbed):
         "metrics.jsonl",
         "rounds.jsonl",
         "ledger.jsonl",
-        "setup.safetensors",
         "summary.json",
         "report.html",
         "figures",
         "checkpoint",
     }
     assert (undisturbed.folder / "figures/styles.png").stat().st_size > 1000
-    assert load_file(undisturbed.folder / "setup.safetensors")["style"].shape == (6, 2, CHANNELS)
 
 
-def test_the_groups_of_similar_styles_are_kept_and_shown(undisturbed):
+def test_no_file_holds_a_clients_style(described):
+    completed, styles = described
+    assert styles.shape == (6, 2, CHANNELS)
+    files = [*completed.folder.rglob("*.safetensors")]
+    assert completed.folder / "checkpoint" in {file.parent for file in files}
+    for file in files:
+        for name, tensor in load_file(file).items():
+            if tensor.numel() % styles[0].numel() == 0:
+                rows = tensor.reshape(-1, 1, styles[0].numel())
+                assert not (rows == styles.flatten(1)).all(2).any(), (file.name, name)
+
+
+def test_the_groups_of_similar_styles_are_kept_and_shown(described):
+    undisturbed, styles = described
     groups = undisturbed.setup.groups["style"]
     assert sorted(id for group in groups for id in group) == list(range(6))
-    styles = load_file(undisturbed.folder / "setup.safetensors")["style"].double().flatten(1)
+    styles = styles.double().flatten(1)
     cosine = torch.nn.functional.normalize(styles) @ torch.nn.functional.normalize(styles).T
     nearest = cosine.fill_diagonal_(-2).argmax(1).tolist()
     # FINCH's finest partition: whoever is another's nearest shares its group, and nobody else.

@@ -5,8 +5,6 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.diagnostics import Progress, arriving, silent, warn
 from feddg.errors import BudgetSpent, ClientError, Diverged, NotEnoughUpdates, RunError
@@ -269,7 +267,6 @@ class Server:
             raise RunError("setup: no client could send its statistics; see the warnings above")
         self.state.context = self.method.aggregate_statistics(statistics) or Message()
         round.groups = self.method.groups(statistics)
-        round.statistics = _stacked([message for _, message in statistics])
 
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str
@@ -392,13 +389,3 @@ class Server:
         if self._secret_rate is not None:
             return secret_clients(self.transport.clients, self._secret_rate)
         return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
-
-
-def _stacked(messages: list[Message]) -> Weights:
-    """Stacks the tensors that have the same shape in every message."""
-    stacked = {}
-    for name, first in messages[0].tensors.items():
-        tensors = [m.tensors[name].cpu() for m in messages if name in m.tensors]
-        if len(tensors) == len(messages) and all(t.shape == first.shape for t in tensors):
-            stacked[name] = torch.stack(tensors)
-    return stacked

@@ -351,7 +351,6 @@ class Round:
         left_out: accuracy at clients of a model trained without them, if it was measured.
         forgotten: clients whose part is taken out of the model.
         groups: before round 1: how the method grouped the clients, if it did.
-        statistics: before round 1: what clients sent, stacked over them by name.
         terms: mean of each loss term over the used updates, weighted by examples; with
             ``examples``, ``images``, ``forwards`` and ``training`` (seconds) it makes up the row.
     """
@@ -372,7 +371,6 @@ class Round:
     left_out: Mapping[int, float] = field(default_factory=dict)
     forgotten: tuple[int, ...] = ()
     groups: Groups = field(default_factory=dict)
-    statistics: Weights = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0

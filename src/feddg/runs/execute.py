@@ -128,8 +128,6 @@ class Records(RoundHook):
         """Writes what came of the setup, and pictures of it, if the images are here."""
         self._seconds["setup"] = round.seconds - round.evaluating
         give_memory_back()
-        if round.statistics:
-            self._folder.write_tensors("setup.safetensors", round.statistics)
         ledger = self._federation.ledger
         row = SetupRow(
             seconds=self._seconds["setup"],
