@@ -107,12 +107,6 @@ class SeedInBegin(Plain):
         torch.manual_seed(0)
 
 
-class TextHashed(Plain):
-    def loss(self, client, batch):
-        share = 1 + hash("noise") % 1000
-        return {name: term / share for name, term in super().loss(client, batch).items()}
-
-
 class OldWeightsChanged(Plain):
     def aggregate(self, state, updates):
         old = state.weights
@@ -239,7 +233,6 @@ FAULTS = {
     LostWhenStopped: ("a stopped run goes on", "resumed", None),
     NeedsTwoImages: (ODD, "one image", None),
     TakesAnySetting: ("settings are checked", "unknown setting", None),
-    TextHashed: (TWICE, "hash() of a text", 'hash("noise")'),
     OldWeightsChanged: (SENT, "state.weights", "tensor.copy_(state.weights[name])"),
     OldStateFilled: (SENT, "state.weights", "state.weights[name] = found[name]"),
     ShrunkBeforeSent: (SENT, "state.weights", "tensor.mul_(0.9)"),

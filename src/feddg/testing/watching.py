@@ -1,10 +1,8 @@
 """Watches a method while it trains: what it changes that is not its own, and in which line."""
 
-import builtins
 import logging
 import random
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +18,7 @@ import feddg
 from feddg.messages import Broadcast, Refusal, Weights, copied
 from feddg.methods.base import Round, RoundHook, State
 
-SALT = "another process"
 _OURS = str(Path(feddg.__file__).parent)
-_LIBRARIES = (_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
 
 
 def files_of(method: object) -> frozenset[str]:
@@ -239,31 +235,3 @@ def first_line(
     finally:
         sys.settrace(earlier)
     return places[0] if places else ""
-
-
-@contextmanager
-def other_hashes() -> Iterator[set[str]]:
-    """Has ``hash`` of texts give what another process would; yields the lines that asked."""
-    lines: set[str] = set()
-    plain = builtins.hash
-
-    def salted(value: object, /) -> int:
-        frame = sys._getframe(1)
-        code = frame.f_code
-        library = code.co_filename.startswith((*_LIBRARIES, "<string>"))
-        if library or code.co_name == "__hash__" or not _has_text(value):
-            return plain(value)
-        lines.add(line_at(code.co_filename, frame.f_lineno))
-        return plain((SALT, value))
-
-    builtins.hash = salted
-    try:
-        yield lines
-    finally:
-        builtins.hash = plain
-
-
-def _has_text(value: object) -> bool:
-    return isinstance(value, str | bytes) or (
-        isinstance(value, tuple | frozenset) and any(map(_has_text, value))
-    )
