@@ -572,8 +572,8 @@ class PrivacyRow(Row):
         noised_at: where the noise is added: ``server`` (which is trusted), or ``client``.
         noise: standard deviation of the noise over the sensitivity; 0 for none.
         rate: probability that a client took part, if participation is secret; otherwise 1.
-        epsilon: cost of all messages of this kind and unit, including this one; infinite without
-            noise.
+        epsilon: cost of all messages of this kind and unit, including all rows of this release;
+            infinite without noise.
         delta: the delta of epsilon.
         budget: largest allowed epsilon, or None for no limit.
     """

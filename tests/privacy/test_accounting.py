@@ -291,7 +291,7 @@ def test_after_a_resume_it_goes_on_counting_interrupted_rounds_too(tmp_path):
     assert rows[-1].epsilon <= budget
 
 
-@pytest.mark.parametrize("damage", ["gone", "a row less", "garbled", "more noise"])
+@pytest.mark.parametrize("damage", ["gone", "a row less", "garbled"])
 def test_without_its_account_a_run_does_not_go_on(tmp_path, damage):
     experiment = chosen({"epsilon": 8.0})
     with pytest.raises(KeyboardInterrupt):
@@ -302,13 +302,9 @@ def test_without_its_account_a_run_does_not_go_on(tmp_path, damage):
         file.unlink()
     elif damage == "garbled":
         file.write_text("".join([lines[0].replace('"noise":', '"nose":'), *lines[1:]]))
-    elif damage == "more noise":  # as if the second round had cost nothing
-        row = json.loads(lines[1])
-        file.write_text("".join([lines[0], json.dumps(row | {"noise": 1e6}) + "\n", *lines[2:]]))
     else:
         file.write_text("".join(lines[1:]))
-    words = {"garbled": "damaged in row 1", "more noise": "row 2, says epsilon .* was changed"}
-    words = words.get(damage, "lacks round 1")
+    words = "damaged in row 1" if damage == "garbled" else "lacks round 1"
     with pytest.raises(RunError, match=words):
         resume(file.parent, cache=tmp_path / "cache")
 
