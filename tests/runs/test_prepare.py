@@ -231,20 +231,6 @@ def test_a_comparison_keeps_weights_that_can_be_had(
     assert not caplog.messages
 
 
-def test_weights_on_this_machine_are_not_downloaded_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
-    asked = []
-    monkeypatch.setattr(backbones, "_imagenet", asked.append)
-    backbones.fetch_imagenet("resnet18")
-    assert asked == ["resnet18"]
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").touch()
-    backbones.fetch_imagenet("resnet18")
-    assert asked == ["resnet18"]
-
-
 def test_balanced_classes_count_alike_by_the_clients_own_numbers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

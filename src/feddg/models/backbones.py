@@ -494,12 +494,7 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
     Raises:
         WeightsError: the weights do not fit; the message names the file, the entry and the remedy.
     """
-    if weights != IMAGENET:
-        state = read_weights(Path(weights))
-    elif isinstance(featurizer, TimmTrunk):
-        state = _timm_imagenet(featurizer.name, featurizer.size)
-    else:
-        state = _imagenet(backbone)
+    state = _pretrained(backbone, weights, getattr(featurizer, "size", None))
     target, heads = featurizer, ("classifier",)
     if isinstance(featurizer, Trunk):
         target, heads = featurizer.model, (featurizer.head,)
@@ -544,30 +539,27 @@ def fetch_imagenet(backbone: str) -> None:
     Raises:
         WeightsError: there are none, or they cannot be downloaded.
     """
-    name = ALIASES.get(backbone, backbone).removeprefix("timm:")
-    if name in PACKAGED and PACKAGED[name].file() is not None:
-        return
-    timms = None if backbone in _OWN else _timm_name(backbone)
-    if timms is not None:
-        _timm_imagenet(timms, None)
-        return
-    import torchvision
-
-    try:
-        version = next(iter(torchvision.models.get_model_weights(backbone)))
-        there = Path(torch.hub.get_dir()) / "checkpoints" / Path(version.url).name
-    except ValueError:
-        there = None
-    if there is None or not there.is_file():
-        _imagenet(backbone)
+    _pretrained(backbone, IMAGENET)
 
 
 def require_weights(backbone: str, weights: str | None) -> None:
     """Raises WeightsError if pretrained weights cannot be had: before hours of decoding images."""
-    if weights == IMAGENET:
-        fetch_imagenet(backbone)
-    elif weights is not None:
-        read_weights(Path(weights))
+    if weights is not None:
+        _pretrained(backbone, weights)
+
+
+def _pretrained(backbone: str, weights: str, size: int | None = None) -> dict[str, Tensor]:
+    """Reads a weights file, or ImageNet weights, which are downloaded if they are not here.
+
+    Args:
+        backbone: as in :func:`build_network`.
+        weights: likewise.
+        size: the image size of timm's network, where it makes a difference.
+    """
+    if weights != IMAGENET:
+        return read_weights(Path(weights))
+    name = None if backbone in (FEATURES, *_OWN) else _timm_name(backbone)
+    return _imagenet(backbone) if name is None else _timm_imagenet(name, size)
 
 
 def _imagenet(backbone: str) -> dict[str, Tensor]:
