@@ -11,7 +11,7 @@ from torch import nn
 
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import AdaptationError
-from feddg.evaluation.accuracy import Evaluation
+from feddg.evaluation.accuracy import Evaluation, sees_batches
 from feddg.evaluation.adaptation import ADAPTATIONS, Parts, Predictor, adapt, register_adaptation
 from feddg.methods.base import local_names
 from feddg.methods.composition import build_method
@@ -463,6 +463,14 @@ class Order(nn.Module):
     def forward(self, batch):
         self.batches.append(batch[:, :, 0, 0])
         return batch.mean((2, 3))
+
+
+def test_images_that_stand_alone_are_evaluated_without_regard_to_their_parts():
+    """Those of several parts may be one batch: they need no reset, and see nothing but an image."""
+    alone = {name for name in ADAPTATIONS if not sees_batches(adapt(*_spelled(name)))}
+    assert alone == {"global", "fixed", "adapter", "bin", "ensemble", "iabn", "mixnorm"}
+    chosen, parts = suited("mixnorm")
+    assert sees_batches(adapt(chosen, "mixnorm:tau=0.1", parts))
 
 
 def test_streams_are_shuffled_into_even_batches_and_logits_put_back():

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError, RunError, first_names
+from feddg.evaluation.adaptation import Predictor
 from feddg.evaluation.decision import Decision, Part, decide, decision_metrics, threshold_on
 from feddg.evaluation.intervals import effective_number, variance_of_sum
 from feddg.evaluation.metrics import Predictions, measure, student
@@ -38,19 +39,10 @@ FLAT = 1e-3
 """Smaller differences between energies are rounding: the model gives log-probabilities."""
 
 
-@runtime_checkable
-class Resettable(Protocol):
-    """A predictor that remembers images it has seen."""
-
-    def reset(self) -> None:
-        """Forgets the images seen so far."""
-        ...
-
-
 def sees_batches(predictor: nn.Module) -> bool:
     """Whether a predictor's answer depends on other images, of its batch or before."""
-    needs = getattr(predictor, "needs", ONE_IMAGE)
-    return isinstance(predictor, Resettable) or needs != ONE_IMAGE
+    remembers = isinstance(predictor, Predictor) and predictor.keeps_state
+    return remembers or getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE
 
 
 @dataclass(frozen=True)
@@ -215,7 +207,7 @@ class Evaluation:
     def scores(self, predictor: nn.Module, outputs: list[Outputs] | None = None) -> list[Score]:
         """Returns the scores of ``predictor``, after setting it to eval mode.
 
-        A predictor that adapts to images (it has ``reset``) is reset before every domain.
+        An adaptation that remembers images is reset before every domain.
 
         Args:
             predictor: maps images to outputs.
@@ -275,7 +267,7 @@ class Evaluation:
         """Yields the logits of each part, as :meth:`predict` returns them."""
         if sees_batches(predictor):
             for _, _, rows in self.parts():
-                if isinstance(predictor, Resettable):
+                if isinstance(predictor, Predictor):
                     predictor.reset()
                 yield self.predict(predictor, rows)
         else:

@@ -51,8 +51,7 @@ from feddg.settings import Fraction, Positive, Settings
 # What predictors that adapt a trained model to the images they meet have in common.
 #
 # Each wraps any model with batch normalisation and leaves its state as it is, to the bit. What
-# they share with training is in :mod:`feddg.models.normalization` and
-# :mod:`feddg.models.normalization`.
+# they share with training is in :mod:`feddg.models.normalization`.
 
 
 Need = Literal["one image", "a batch", "a stream"]
