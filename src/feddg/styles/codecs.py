@@ -155,22 +155,6 @@ class ConvolutionalCodec(Codec):
         return functional.pad(images, (0, missing[1], 0, missing[0]), mode="replicate")
 
 
-class Reflect(nn.Module):
-    """``nn.ReflectionPad2d(1)``, but several times faster on a CPU in channels-last order."""
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Maps ``(B, C, H, W)`` to ``(B, C, H + 2, W + 2)``."""
-        count, channels, height, width = maps.shape
-        size = (count, channels, height + 2, width + 2)
-        padded = torch.empty(
-            size, dtype=maps.dtype, device=maps.device, memory_format=torch.channels_last
-        )
-        padded[:, :, 1:-1, 1:-1] = maps
-        padded[:, :, 0, 1:-1], padded[:, :, -1, 1:-1] = maps[:, :, 1], maps[:, :, -2]
-        padded[..., 0], padded[..., -1] = padded[..., 2], padded[..., -3]
-        return padded
-
-
 def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
     """Returns the packaged file with the weights of a codec's part."""
     return Path(str(resources.files("feddg.styles") / "assets" / f"{codec}_{part}.safetensors"))
@@ -213,7 +197,7 @@ def _layers(channels: int, plan: Plan) -> list[nn.Module]:
         elif entry == "up":
             layers.append(nn.Upsample(scale_factor=2, mode="nearest"))
         else:
-            layers += [Reflect(), nn.Conv2d(channels, entry, 3), nn.ReLU(inplace=True)]
+            layers += [nn.ReflectionPad2d(1), nn.Conv2d(channels, entry, 3), nn.ReLU(inplace=True)]
             channels = entry
     return layers
 
