@@ -871,12 +871,10 @@ class EnergyThreshold(Row):
 
     Attributes:
         threshold: the energy, see :mod:`feddg.evaluation.accuracy`.
-        inside: share of the in-domain validation images at or below it.
-        images: number of these images.
+        images: number of in-domain validation images that it comes from.
     """
 
     threshold: float
-    inside: float
     images: int
 
 

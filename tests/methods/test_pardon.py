@@ -13,7 +13,6 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.pardon import (
-    ABLATIONS,
     RELEASED,
     nearest_of_class,
     negatives,
@@ -26,6 +25,15 @@ from feddg.styles.codec import adain, load_codec, transfer
 from federations import federation, same
 from scripts import load_script
 from style_images import slow_finch
+
+ABLATIONS = {
+    "v1": {"local_clustering": False},
+    "v2": {"server_clustering": False},
+    "v3": {"contrastive": "none", "stylized_cross_entropy": True},
+    "v4": {"contrastive": "ordinary"},
+    "v5": {},
+}
+"""The rows of FISC's ablation table as settings; v5 is the full method."""
 
 
 def drawn(*shape, seed=0):

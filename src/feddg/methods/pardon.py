@@ -62,14 +62,6 @@ from feddg.styles.statistics import (
 )
 
 STYLE = "pardon/style"
-ABLATIONS: dict[str, Fields] = {
-    "v1": {"local_clustering": False},
-    "v2": {"server_clustering": False},
-    "v3": {"contrastive": "none", "stylized_cross_entropy": True},
-    "v4": {"contrastive": "ordinary"},
-    "v5": {},
-}
-"""The rows of FISC's ablation table as settings; v5 is the full method."""
 RELEASED: Fields = {
     "stylization": "released",
     "local_features": "flatten",

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
 from feddg.evaluation.accuracy import (
-    INSIDE_SHARE,
     Evaluation,
     Outputs,
     about_support,
@@ -200,7 +199,7 @@ def write_energy_threshold(folder: RunFolder, model: nn.Module, logits: Tensor) 
     if threshold is None:
         return
     thresholds = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
-    row = EnergyThreshold(threshold=threshold, inside=INSIDE_SHARE, images=len(logits))
+    row = EnergyThreshold(threshold=threshold, images=len(logits))
     lights = EnergyThresholds(models=thresholds.models | {fingerprint(model): row})
     folder.write_json(OOD_SCORE, lights)
 
