@@ -212,16 +212,14 @@ def _linear(rows: Tensor, images: Tensor, chosen: Tensor, validation: Tensor) ->
     return generator
 
 
-def _ridges(scores: Tensor, targets: Tensor) -> list[Tensor]:
-    """Returns ridge regressions of all strengths, computed in the smaller of the two spaces."""
-    count, length = scores.shape
-    scores, targets = scores.double(), targets.double()
-    wide = length > count
-    gram = scores @ scores.T if wide else scores.T @ scores
-    aim = targets if wide else scores.T @ targets
-    eye = torch.eye(len(gram), dtype=torch.float64)
-    solved = [torch.linalg.solve(gram + share * count * eye, aim) for share in RIDGES]
-    return [(scores.T @ solution if wide else solution).float() for solution in solved]
+def _ridges(scores: Tensor, targets: Tensor) -> Iterator[Tensor]:
+    """Yields ridge regressions of all strengths."""
+    from sklearn.linear_model import Ridge
+
+    given, aim = scores.double().numpy(), targets.double().numpy()
+    for share in RIDGES:
+        fitted = Ridge(alpha=share * len(given), fit_intercept=False).fit(given, aim)
+        yield torch.from_numpy(fitted.coef_.T).float()
 
 
 def _train_network(
