@@ -922,6 +922,7 @@ LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind"
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 DOMAIN_SCORES = RowFile[DomainScore](DomainScore)
 PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
+"""Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

@@ -191,10 +191,10 @@ CASES: list[Case] = [
                 r"rounds\.jsonl is damaged in row 1: 'round'",
             ),
             (
-                "`metrics.jsonl` is of an earlier version",
+                "`metrics.jsonl` has other rows",
                 "metrics.jsonl",
                 write('{"kind":"setup","round":0}\n'),
-                "earlier version of feddg",
+                r"metrics\.jsonl is damaged in row 1: it lacks 'weights'",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),

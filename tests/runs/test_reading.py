@@ -26,7 +26,7 @@ from feddg.report.page import write_report
 from feddg.runs.diagnostics import about_run
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import KeptModels
-from feddg.runs.reading import Run, is_run, read_run
+from feddg.runs.reading import is_run, read_run
 from feddg.runs.summary import summarize
 from feddg.runs.table import (
     AGGREGATES,
@@ -557,15 +557,6 @@ def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
     assert read_run(folder).status == "completed"
     cut_last_row(folder / "metrics.jsonl")
     assert read_run(folder).status == "damaged"
-
-
-def test_an_earlier_versions_run_is_refused_in_one_sentence(folder_maker):
-    folder = folder_maker().write()
-    row = {"kind": "evaluation", "round": 1, "split": "test", "domain": "photo", "accuracy": 0.5}
-    (folder / "metrics.jsonl").write_text(json.dumps(row, separators=(",", ":")) + "\n")
-    for use in (lambda run: run.status, lambda run: run.accuracy, Run.frame):
-        with pytest.raises(RunError, match=r"earlier version of feddg.* experiment\.yaml"):
-            use(read_run(folder))
 
 
 def test_three_lines_of_pandas_on_the_file_give_the_headline(folder_maker):

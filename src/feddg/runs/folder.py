@@ -46,7 +46,6 @@ from feddg.runs.reading import (
     in_spans,
     read_rows,
     read_run,
-    require_this_version,
     short_rounds,
 )
 from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule, preferences
@@ -65,7 +64,6 @@ from feddg.storage import (
 from feddg.text import command
 
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
-"""Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"
 """A marker file for a run whose weights were deleted when it was complete."""
@@ -342,7 +340,6 @@ class RunFolder:
         their round failed.
         """
         layouts, sent = set[str](), list[tuple[int, int]]()
-        require_this_version(self.path)
         for name in (ROUNDS_FILE, METRICS_FILE, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round

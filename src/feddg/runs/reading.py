@@ -158,7 +158,6 @@ class Run(Shown):
     @cached_property
     def _measured(self) -> NumberTable:
         """Everything in ``metrics.jsonl``; a row written again replaces the earlier one."""
-        require_this_version(self.folder)
         settings = self.settings.get("evaluate") or {}
         by, over = str(settings.get("select_by") or "accuracy"), str(settings.get("select_over"))
         rows = {row.key: row for row in METRIC_ROWS.read(self.folder / METRICS_FILE)}
@@ -183,7 +182,6 @@ class Run(Shown):
     @cached_property
     def _records(self) -> list[RoundRecord]:
         """Everything in ``rounds.jsonl``; a row written again replaces the earlier one."""
-        require_this_version(self.folder)
         rows = ROUND_ROWS.read(self.folder / ROUNDS_FILE)
         return [*{(row.kind, row.key): row for row in rows}.values()]
 
@@ -334,7 +332,6 @@ class Run(Shown):
     @cached_property
     def damage(self) -> str | None:
         """What a completed run has lost; None if it is intact or was not completed."""
-        require_this_version(self.folder)
         if self.summary is None or self.summary.status != "completed":
             return None
         for name in _WHOLE_FILES:
@@ -457,20 +454,6 @@ def require_run(folder: Path) -> None:
         else "Name a folder that `feddg run` wrote."
     )
     raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it. {hint}")
-
-
-def require_this_version(folder: Path) -> None:
-    """Raises RunError if another version's numbers are in a run folder, which have another form."""
-    path = folder / METRICS_FILE
-    if not is_file(path):
-        return
-    with path.open("rb") as file:
-        begin = file.read(8)
-    if begin == b'{"kind":':
-        raise RunError(
-            f"{folder} was written by an earlier version of feddg, and its {METRICS_FILE} has "
-            f"another form. Read it with that version, or run its {EXPERIMENT} in another folder."
-        )
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -155,7 +155,7 @@ class NumberTable:
         }
 
     def support(self, split: str, domain: str) -> list[int] | None:
-        """Returns the number of images per class in a domain; None before it was recorded."""
+        """Returns the number of images per class in a domain; None if unknown."""
         rows = self.where(split=split, domain=domain, metric="accuracy").rows
         return next((row.support for row in reversed(rows) if row.support is not None), None)
 
