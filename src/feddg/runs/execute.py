@@ -72,6 +72,7 @@ from feddg.runs.reading import (
     METRICS_FILE,
     ROUNDS_FILE,
     SUMMARY,
+    WHOLE_FILES,
     Run,
     read_run,
     require_run,
@@ -414,6 +415,10 @@ def _run(
     with timed(seconds, "prepare"):
         federation = prepare(experiment, cache, observer.work)
     defences, evaluation = federation.defences, federation.evaluation
+    gone = [name for name in WHOLE_FILES if not is_file(folder.path / name)]
+    if checkpoint is not None and gone:
+        what = " and ".join(gone)
+        warn("files-missing", f"{what} of {folder.path} was gone, and is written anew.")
     layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=federation.remote)
     so_far = read_run(folder.path)
     models = KeptModels(
@@ -443,10 +448,6 @@ def _run(
     evaluate = Evaluate(federation, wise_ft, observer, images)
     federation.hooks += [observer, evaluate, writer]
     if checkpoint is not None:
-        gone = [name for name in (ENVIRONMENT, CLIENTS) if not is_file(folder.path / name)]
-        if gone:
-            what = " and ".join(gone)
-            warn("files-missing", f"{what} of {folder.path} was gone, and is written anew.")
         emit(*about_evaluations(so_far))
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))

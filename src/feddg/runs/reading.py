@@ -54,10 +54,8 @@ SUMMARY: Final = "summary.json"
 METRICS_FILE, ROUNDS_FILE = "metrics.jsonl", "rounds.jsonl"
 LEDGER, CLIENTS = "ledger.jsonl", "clients.json"
 ENVIRONMENT, DETAILS = "environment.json", "details.json"
-_WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, ROUNDS_FILE, LEDGER)
+WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, ROUNDS_FILE, LEDGER)
 """Files that a run writes, besides its summary, by the end of its last round."""
-_FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
-"""Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
 CAPTIONS: Final = "captions.json"
 MISTAKE = "mistake-"
 """Start of the names of pictures that show a mistake each."""
@@ -334,19 +332,19 @@ class Run(Shown):
         """What a completed run has lost; None if it is intact or was not completed."""
         if self.summary is None or self.summary.status != "completed":
             return None
-        for name in _WHOLE_FILES:
+        for name in WHOLE_FILES:
             if not is_file(self.folder / name):
                 return f"{name} is missing"
-        for name in (name for name in _WHOLE_FILES if name.endswith(".jsonl")):
+        for name in (name for name in WHOLE_FILES if name.endswith(".jsonl")):
             with (self.folder / name).open("rb") as file:
                 size = file.seek(0, io.SEEK_END)
                 file.seek(max(0, size - 1))
                 if size and file.read() != b"\n":
                     return f"the last row of {name} is cut off"
-        codes = {diagnostic.code for diagnostic in self.summary.diagnostics} & _FEWER_ROUNDS
-        wanted = self.summary.rounds if codes else self.rounds_planned or 0
-        if self.rounds_done < wanted:
-            return f"{ROUNDS_FILE} has {self.rounds_done} of {wanted} rounds"
+        early = any(found.code == "budget-spent" for found in self.summary.diagnostics)
+        wanted = self.summary.rounds if early else self.rounds_planned or 0
+        if len(self.rounds) < wanted:
+            return f"{ROUNDS_FILE} has {len(self.rounds)} of {wanted} rounds"
         ends = {(r.weights, r.round) for r in self.summary.numbers if r.rule == FINAL.name}
         if lost := ends - {(row.weights, row.round) for row in self._measured}:
             return f"{METRICS_FILE} lacks the numbers of round {lost.pop()[1]}"
