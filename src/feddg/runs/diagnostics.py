@@ -16,7 +16,7 @@ from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
-from feddg.runs.reading import METRICS_FILE, Run, read_run
+from feddg.runs.reading import Run, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET, grouped
 from feddg.text import command, counted
@@ -683,20 +683,9 @@ def about_run(run: Run) -> list[Diagnostic]:
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
-def about_evaluations(run: Run) -> Iterator[Diagnostic]:
-    """Warns if evaluations of a round are missing, which is left out then."""
-    if run.part_evaluated is not None:
-        yield warning(
-            "evaluations-missing",
-            f"{run.folder / METRICS_FILE} lacks some evaluations of round {run.part_evaluated}, "
-            "which is left out.",
-        )
-
-
 def about_end(run: Run) -> Iterator[Diagnostic]:
     """Warns if a run did not reach its last round, or is damaged."""
     if run.status == "completed":
-        yield from about_evaluations(run)
         return
     if run.damage:
         yield warning(

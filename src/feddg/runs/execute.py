@@ -46,7 +46,6 @@ from feddg.records import (
 from feddg.runs.diagnostics import (
     about_divergence,
     about_end,
-    about_evaluations,
 )
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
@@ -159,10 +158,13 @@ class Records(RoundHook):
         self._spent["seconds"] += sum(v for name, v in row.seconds.items() if name != "evaluate")
 
     def keep(self, state: State, records: Sequence[RoundRecord], rows: Sequence[MetricRow]) -> None:
-        """Writes records, numbers, ledger and checkpoint of the round in ``state``."""
+        """Writes numbers, records, ledger and checkpoint of the round in ``state``, in this order.
+
+        So a round that has a record has all its numbers.
+        """
         rows = [row.model_copy(update=self._spent) for row in rows]
-        self._folder.append(ROUNDS_FILE, records)
         self._folder.append(METRICS_FILE, rows)
+        self._folder.append(ROUNDS_FILE, records)
         self._folder.append(LEDGER, self.ledger_rows)
         self.ledger_rows.clear()
         if state.round in self._snapshots:
@@ -447,8 +449,6 @@ def _run(
     federation.ledger = Ledger(enter, layouts)
     evaluate = Evaluate(federation, wise_ft, observer, images)
     federation.hooks += [observer, evaluate, writer]
-    if checkpoint is not None:
-        emit(*about_evaluations(so_far))
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))
     if checkpoint is None or not is_file(folder.path / CLIENTS):

@@ -1,6 +1,5 @@
 """Reads run folders as typed records."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -164,7 +163,8 @@ class Run(Shown):
     @cached_property
     def table(self) -> NumberTable:
         """All numbers that were measured, of complete rounds: a number a row."""
-        return self._measured.complete()
+        last = self.rounds_done if self.setup else -1  # a round's numbers are written before it
+        return self._measured.until(last)
 
     @cached_property
     def result(self) -> NumberTable:
@@ -335,27 +335,11 @@ class Run(Shown):
         for name in WHOLE_FILES:
             if not is_file(self.folder / name):
                 return f"{name} is missing"
-        for name in (name for name in WHOLE_FILES if name.endswith(".jsonl")):
-            with (self.folder / name).open("rb") as file:
-                size = file.seek(0, io.SEEK_END)
-                file.seek(max(0, size - 1))
-                if size and file.read() != b"\n":
-                    return f"the last row of {name} is cut off"
         early = any(found.code == "budget-spent" for found in self.summary.diagnostics)
         wanted = self.summary.rounds if early else self.rounds_planned or 0
         if len(self.rounds) < wanted:
             return f"{ROUNDS_FILE} has {len(self.rounds)} of {wanted} rounds"
-        ends = {(r.weights, r.round) for r in self.summary.numbers if r.rule == FINAL.name}
-        if lost := ends - {(row.weights, row.round) for row in self._measured}:
-            return f"{METRICS_FILE} lacks the numbers of round {lost.pop()[1]}"
         return None
-
-    @property
-    def part_evaluated(self) -> int | None:
-        """The first round that is left out as evaluations of it are missing, or None."""
-        whole = {(row.round, row.weights) for row in self.table}
-        lost = (r.round for r in self._measured if (r.round, r.weights) not in whole)
-        return min((round for round in lost if round is not None), default=None)
 
     @property
     def rounds_planned(self) -> int | None:
