@@ -61,7 +61,7 @@ from feddg.runs.prepare import (
     in_process,
     load_images,
 )
-from feddg.runs.provenance import IMAGES, check_identity, check_images
+from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import (
     CLIENTS,
     DETAILS,
@@ -236,7 +236,6 @@ def resume(
     path = Path(folder)
     require_run(path)
     experiment = load_stored(path / EXPERIMENT)
-    check_identity(path, experiment)
     check_images(path, experiment, cache)
     return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
@@ -341,11 +340,11 @@ def forget(
             f"the sums of single clients of {path} are masked, noised or changed by a defence, so "
             f"that none can be taken out. {begin_again}"
         )
-    check_identity(path, experiment)
     if prepare is in_process:
         check_images(path, experiment, cache)
     others = [id for id in taken_part if id != client]
     with RunFolder(path) as opened:
+        opened.keep_experiment(experiment)
         work = partial(_run, experiment, opened, cache_folder(cache), prepare, ())
         _execute(opened, observer or Observer(), partial(work, forget=(client, others)))
         opened.remove_derived()

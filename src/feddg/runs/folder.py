@@ -444,7 +444,7 @@ class RunFolder:
         """Returns the checkpoint, or None if none was written.
 
         Raises:
-            RunError: it is damaged.
+            RunError: it is damaged, or of another experiment.
         """
         try:
             if not is_file(self.path / CHECKPOINTS / NEWEST):
@@ -458,6 +458,12 @@ class RunFolder:
             raise RunError(
                 f"{error} The run cannot go on without it; delete {self.path} to start again."
             ) from None
+        if self._experiment and self._experiment != index.experiment:
+            raise RunError(
+                f"{self.path / EXPERIMENT} says experiment {self._experiment}, but the checkpoint "
+                f"is of {index.experiment}: one of them was changed. Put it back, or run it in "
+                "another folder."
+            )
         self._take(index)
         context, whole = index.context, Message(tensors)
         state = State(
