@@ -21,7 +21,6 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     computed_field,
-    model_validator,
 )
 
 from feddg.diagnostics import Diagnostic
@@ -318,7 +317,7 @@ class NumberRow(Row):
     domain: str = ""
     over: str = ""
     metric: str = Field(min_length=1)
-    value: float
+    value: float = Field(allow_inf_nan=False)
     images: int | None = Field(None, ge=0)
     bytes: float | None = Field(None, ge=0)
     seconds: float | None = Field(None, ge=0)
@@ -347,16 +346,6 @@ class NumberRow(Row):
         """What was measured: metric, rule, split, aggregate and domain."""
         return self.metric, self.rule, self.split, self.over, self.domain
 
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        most = 1.0 if self.metric in ("accuracy", CONSTANT, RISING) else math.inf
-        shares = (*PER_ROUND, FLUCTUATION, "accuracy", CONSTANT, RISING)
-        least = 0.0 if self.metric in shares else -math.inf
-        slack = 1e-6  # means are rounded
-        if not least - slack <= self.value <= most + slack or math.isinf(self.value):
-            raise ValueError(f"{self.metric} cannot be {self.value:g}")
-        return self
-
 
 class MetricRow(NumberRow):
     """A row of ``metrics.jsonl``: what was measured on one domain of one split after one round.
@@ -380,10 +369,6 @@ class MetricRow(NumberRow):
     bytes: float = Field(ge=0)
     seconds: Number
     examples: int
-
-    @model_validator(mode="after")
-    def _possible(self) -> Self:
-        return self
 
     def to_json(self) -> str:
         """Returns the row as one line of JSON."""
@@ -920,6 +905,7 @@ LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind"
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 DOMAIN_SCORES = RowFile[DomainScore](DomainScore)
 PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
+"""Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

@@ -250,9 +250,6 @@ class ClientSettings(Settings):
     quantity_alpha: Positive | None = Field(
         None, description="Dirichlet concentration over client sizes; none for about equal ones"
     )
-    rounding: Literal["strict", "official"] = Field(
-        "strict", description="who gets a domain's leftover images"
-    )
 
 
 class ModelSettings(Settings):

@@ -445,14 +445,8 @@ def test_a_damaged_file_is_named_with_its_line(subtests, tmp_path_factory):
             HEADS + GOOD.replace("sketch", "ske\x1btch"),
             "line 2 is damaged: held_out: must be one line",
         ),
-        *(
-            (HEADS + GOOD.replace("accuracy,0.5", f"{name},{value}"), f"{name} cannot be {value}")
-            for name, value in (
-                *(("accuracy", value) for value in ("nan", "1.5", "-0.1")),
-                *(("seconds_per_round", value) for value in ("inf", "-1")),
-                *((name, "1.5") for name in ("constant", "rising")),
-            )
-        ),
+        (HEADS + GOOD.replace("0.5", "nan"), "line 2 is damaged: value"),
+        (HEADS + GOOD.replace("0.5", "inf"), "line 2 is damaged: value"),
     ]:
         with subtests.test(text=text, fault=fault):
             tmp_path = tmp_path_factory.mktemp("case")

@@ -56,8 +56,9 @@ START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
 
 def row(round_, counts, domain="photo"):
     counts = np.array(counts)
-    accuracy, examples = float(counts.trace() / counts.sum()), int(counts.sum())
-    return numbers(round_, TEST, domain, accuracy, examples, confusion=counts.tolist())
+    metrics = measure(Predictions(counts))
+    accuracy, examples = metrics.pop("accuracy"), int(counts.sum())
+    return numbers(round_, TEST, domain, accuracy, examples, confusion=counts.tolist(), **metrics)
 
 
 def curve(accuracies, examples=1000):
@@ -171,9 +172,10 @@ def test_an_earlier_round_is_judged_by_the_classes_of_a_later_one():
 
 def test_a_few_patients_are_no_proof_that_a_rare_class_is_known():
     counts = [[890, 10], [66, 34]]
-    (accuracy,) = row(1, counts)
-    assert MAJORITY not in codes(table_of([accuracy]))
-    assert MAJORITY in codes(table_of([accuracy.model_copy(update={"independent": 30.0})]))
+    accuracy, *others = row(1, counts)
+    assert MAJORITY not in codes(table_of([accuracy, *others]))
+    of_patients = accuracy.model_copy(update={"independent": 30.0})
+    assert MAJORITY in codes(table_of([of_patients, *others]))
 
 
 def test_below_the_start_is_found():

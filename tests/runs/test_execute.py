@@ -344,7 +344,7 @@ def test_a_file_that_is_gone_is_written_again_and_said(tmp_path, cache, caplog):
     caplog.clear()
     resume(folder, cache=cache)
     (line,) = [one.message for one in caplog.records if "was gone" in one.message]
-    assert "environment.json and clients.json" in line
+    assert "clients.json and environment.json" in line
     assert read_run(folder).status == "completed"
 
 

@@ -17,7 +17,6 @@ from feddg.registry import Registry
 from feddg.rng import numpy_stream
 from feddg.text import counted, number
 
-Rounding = Literal["strict", "official"]
 Kind = Literal["domains", "sizes", "labels", "whole"]
 _KINDS: tuple[Kind, ...] = ("domains", "sizes", "labels", "whole")
 SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
@@ -81,7 +80,6 @@ def partition(
     alpha: float | None = None,
     shards: int | None = None,
     quantity_alpha: float | None = None,
-    rounding: Rounding = "strict",
     holders: np.ndarray | None = None,
     of: str = IMAGES,
     seed: int,
@@ -98,10 +96,6 @@ def partition(
             same classes everywhere. ``None`` for no Dirichlet skew.
         shards: runs of images sorted by class that each client gets. ``None`` for no shards.
         quantity_alpha: concentration of the sizes. ``None`` for sizes as even as domains allow.
-        rounding: who gets the images left over when shares are rounded down: first the homes
-            of the domain, then the clients furthest below their own total (``strict``); or simply
-            the first clients, as the code of Bai et al. does (``official``), which leaks single
-            images of other domains into them even at lambda = 0.
         holders: ``(n,)`` names of who holds each image in reality; None if unknown. Under a rule
             that uses them, they are the clients, whatever ``clients`` is.
         of: what is dealt out as images, for messages.
@@ -112,7 +106,7 @@ def partition(
 
     Raises:
         DataError: more clients than images, fewer clients than domains in the scheme ``domain``, an
-            argument is out of range, or a client without images (``official`` rounding only).
+            argument is out of range, or a rule of another package leaves a client without images.
         ExperimentError: rules that are unknown or contradict each other.
     """
     settings = {"alpha": alpha, "shards": shards, "quantity_alpha": quantity_alpha}
@@ -123,7 +117,6 @@ def partition(
         clients=clients,
         seed=seed,
         heterogeneity=heterogeneity,
-        rounding=rounding,
         holders=holders,
         of=of,
         **settings,  # type: ignore[arg-type]
@@ -139,10 +132,7 @@ def partition(
     parts = Partition(_owners(rules, dealing), dealing.domains, clients)
     if not parts.sizes.all():
         empty = int(np.argmin(parts.sizes))
-        raise DataError(
-            f"Client {empty} would hold no images: {len(domains)} {of} are too few for {clients} "
-            "clients with rounding 'official'. Use rounding 'strict' or fewer clients."
-        )
+        raise DataError(f"clients.partition: {scheme} leaves client {empty} without {of}.")
     return parts
 
 
@@ -199,7 +189,6 @@ class Dealing:
         alpha: Dirichlet concentration over labels.
         shards: label shards per client.
         quantity_alpha: Dirichlet concentration over client sizes.
-        rounding: who gets the images left over when shares are rounded down.
         holders: ``(n,)`` names of who holds each image in reality; None if unknown.
         of: what they are, for messages: images, or groups of images that are never split.
     """
@@ -212,7 +201,6 @@ class Dealing:
     alpha: float | None = None
     shards: int | None = None
     quantity_alpha: float | None = None
-    rounding: Rounding = "strict"
     holders: np.ndarray | None = None
     of: str = IMAGES
 
@@ -361,7 +349,7 @@ def _owners(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
     mix: Mix = decide["domains"].decide(dealing)
     weights = decide["sizes"].decide(dealing) if "sizes" in decide else None
     targets = mix.targets(dealing.totals, dealing.clients, weights)
-    shares = whole_shares(targets, dealing.totals, mix.homes, dealing.rounding)
+    shares = whole_shares(targets, dealing.totals, mix.homes)
     labels = decide.get("labels")
     if labels is None:
         owners = deal_by_shares(dealing.rows_by_domain, shares, dealing.random)
@@ -483,17 +471,16 @@ def _packed(totals: np.ndarray, clients: int) -> list[np.ndarray]:
     return list(homes)
 
 
-def whole_shares(
-    targets: np.ndarray, totals: np.ndarray, homes: list[np.ndarray], rounding: str
-) -> np.ndarray:
+def whole_shares(targets: np.ndarray, totals: np.ndarray, homes: list[np.ndarray]) -> np.ndarray:
     """Rounds targets to integers that add up to each domain's images.
+
+    Images that are left over go first to the homes of the domain, then to the clients furthest
+    below their own total.
 
     Args:
         targets: ``(C, D)`` target number of images per client and domain.
         totals: ``(D,)`` images of each domain.
         homes: for each domain, its home clients.
-        rounding: who gets the remaining images: first the homes of the domain, then the clients
-            furthest below their own total (``strict``); or simply the first clients (``official``).
 
     Returns:
         ``(C, D)`` int64.
@@ -504,14 +491,10 @@ def whole_shares(
         # Sums such as 0.1 * 10 + 0.9 * 10 may end just below the integer they stand for.
         shares: np.ndarray = np.floor(target + 1e-9).astype(np.int64)
         left = total - int(shares.sum())
-        if rounding == "official":
-            first = np.arange(left)
-        else:
-            stranger = np.ones(len(target), dtype=bool)
-            stranger[home] = False
-            short = np.round(owed + target - shares, 6)
-            first = np.lexsort((-short, stranger))[:left]
-        shares[first] += 1
+        stranger = np.ones(len(target), dtype=bool)
+        stranger[home] = False
+        short = np.round(owed + target - shares, 6)
+        shares[np.lexsort((-short, stranger))[:left]] += 1
         owed += target - shares
         columns.append(shares)
     return np.stack(columns, axis=1)

@@ -68,7 +68,6 @@ from feddg.runs.diagnostics import (
     accuracy_interval,
     causes_of_failure,
     lower_rate,
-    mean_measured,
     split_accuracy,
 )
 from feddg.runs.reading import (
@@ -389,7 +388,7 @@ class _Part(NamedTuple):
         return accuracy_interval(self.table)
 
     def measured(self, metric: str) -> float | None:
-        return mean_measured(self.table, metric)
+        return self.table.value(metric=metric)
 
     def of(self, table: NumberTable, metric: str = "accuracy") -> float | None:
         numbers = table.where(split=self.split)

@@ -13,10 +13,9 @@ import numpy
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
-from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
-from feddg.runs.reading import METRICS_FILE, Run, read_run
+from feddg.runs.reading import Run, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET, grouped
 from feddg.text import command, counted
@@ -118,27 +117,6 @@ def accuracy_interval(table: NumberTable) -> ShareInterval | None:
     return mean_of_shares(parts)
 
 
-def measured(table: NumberTable, name: str) -> dict[str, float]:
-    """Returns a metric by domain, computed from confusion matrices where it is not recorded.
-
-    Args:
-        table: numbers of one round, split and kind of weights.
-        name: the metric.
-    """
-    values = dict(table.values(name))
-    for row in table.where(metric="accuracy"):
-        if row.domain not in values and row.confusion is not None:
-            counts = measure(Predictions(numpy.array(row.confusion)))
-            values |= {row.domain: counts[name]} if name in counts else {}
-    return values
-
-
-def mean_measured(table: NumberTable, name: str) -> float | None:
-    """Returns the mean over domains of a metric; None if one of them lacks it."""
-    values = measured(table, name).values()
-    return math.fsum(values) / len(values) if table and len(values) == len(table.domains) else None
-
-
 def split_accuracy(
     table: NumberTable, split: str = TEST, whole: NumberTable | None = None
 ) -> SplitAccuracy | None:
@@ -154,8 +132,8 @@ def split_accuracy(
     accuracy, round_ = accuracy_interval(table), table.round
     if round_ is None or accuracy is None:
         return None
-    constant = mean_measured(table, "largest_class_share")
-    balanced = mean_measured(table, "balanced_accuracy")
+    constant = table.value(metric="largest_class_share")
+    balanced = table.value(metric="balanced_accuracy")
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
     confusions = [counts for counts in confusions if counts.sum() > 0]
     if len(confusions) == len(rows):
@@ -404,7 +382,7 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
         if result is None or others is None or chance is None or result.low > chance:
             continue
         # Of rare classes much may be known where the share of the largest is hard to beat.
-        balanced = [measured(part, "balanced_accuracy").get(domain, 0.0) for part in trained]
+        balanced = [part.values("balanced_accuracy").get(domain, 0.0) for part in trained]
         if max(balanced) >= learned_from(0.5):
             continue
         learned = others.low >= learned_from(chance)
@@ -439,9 +417,7 @@ def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
 
 def _largest_share(rows: Sequence[NumberRow], trained: Sequence[NumberTable]) -> float | None:
     """Returns the accuracy of predicting each row's largest class; None if one is unknown."""
-    known = {
-        table.rows[0].split: measured(table, "largest_class_share") for table in trained if table
-    }
+    known = {table.rows[0].split: table.values("largest_class_share") for table in trained if table}
     shares = [known[row.split].get(row.domain) for row in rows]
     if any(share is None for share in shares):
         return None
@@ -683,20 +659,9 @@ def about_run(run: Run) -> list[Diagnostic]:
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
-def about_evaluations(run: Run) -> Iterator[Diagnostic]:
-    """Warns if evaluations of a round are missing, which is left out then."""
-    if run.part_evaluated is not None:
-        yield warning(
-            "evaluations-missing",
-            f"{run.folder / METRICS_FILE} lacks some evaluations of round {run.part_evaluated}, "
-            "which is left out.",
-        )
-
-
 def about_end(run: Run) -> Iterator[Diagnostic]:
     """Warns if a run did not reach its last round, or is damaged."""
     if run.status == "completed":
-        yield from about_evaluations(run)
         return
     if run.damage:
         yield warning(

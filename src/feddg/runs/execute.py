@@ -45,7 +45,6 @@ from feddg.records import (
 from feddg.runs.diagnostics import (
     about_divergence,
     about_end,
-    about_evaluations,
 )
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
@@ -61,7 +60,7 @@ from feddg.runs.prepare import (
     in_process,
     load_images,
 )
-from feddg.runs.provenance import IMAGES, check_identity, check_images
+from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import (
     CLIENTS,
     DETAILS,
@@ -71,6 +70,7 @@ from feddg.runs.reading import (
     METRICS_FILE,
     ROUNDS_FILE,
     SUMMARY,
+    WHOLE_FILES,
     Run,
     read_run,
     require_run,
@@ -155,10 +155,13 @@ class Records(RoundHook):
         self._spent["seconds"] += sum(v for name, v in row.seconds.items() if name != "evaluate")
 
     def keep(self, state: State, records: Sequence[RoundRecord], rows: Sequence[MetricRow]) -> None:
-        """Writes records, numbers, ledger and checkpoint of the round in ``state``."""
+        """Writes numbers, records, ledger and checkpoint of the round in ``state``, in this order.
+
+        So a round that has a record has all its numbers.
+        """
         rows = [row.model_copy(update=self._spent) for row in rows]
-        self._folder.append(ROUNDS_FILE, records)
         self._folder.append(METRICS_FILE, rows)
+        self._folder.append(ROUNDS_FILE, records)
         self._folder.append(LEDGER, self.ledger_rows)
         self.ledger_rows.clear()
         if state.round in self._snapshots:
@@ -230,7 +233,6 @@ def resume(
     path = Path(folder)
     require_run(path)
     experiment = load_stored(path / EXPERIMENT)
-    check_identity(path, experiment)
     check_images(path, experiment, cache)
     return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
@@ -335,11 +337,11 @@ def forget(
             f"the sums of single clients of {path} are masked, noised or changed by a defence, so "
             f"that none can be taken out. {begin_again}"
         )
-    check_identity(path, experiment)
     if prepare is in_process:
         check_images(path, experiment, cache)
     others = [id for id in taken_part if id != client]
     with RunFolder(path) as opened:
+        opened.keep_experiment(experiment)
         work = partial(_run, experiment, opened, cache_folder(cache), prepare, ())
         _execute(opened, observer or Observer(), partial(work, forget=(client, others)))
         opened.remove_derived()
@@ -411,6 +413,10 @@ def _run(
     with timed(seconds, "prepare"):
         federation = prepare(experiment, cache, observer.work)
     defences, evaluation = federation.defences, federation.evaluation
+    gone = [name for name in WHOLE_FILES if not is_file(folder.path / name)]
+    if checkpoint is not None and gone:
+        what = " and ".join(gone)
+        warn("files-missing", f"{what} of {folder.path} was gone, and is written anew.")
     layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=federation.remote)
     so_far = read_run(folder.path)
     models = KeptModels(
@@ -439,12 +445,6 @@ def _run(
     federation.ledger = Ledger(enter, layouts)
     evaluate = Evaluate(federation, wise_ft, observer, images)
     federation.hooks += [observer, evaluate, writer]
-    if checkpoint is not None:
-        gone = [name for name in (ENVIRONMENT, CLIENTS) if not is_file(folder.path / name)]
-        if gone:
-            what = " and ".join(gone)
-            warn("files-missing", f"{what} of {folder.path} was gone, and is written anew.")
-        emit(*about_evaluations(so_far))
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))
     if checkpoint is None or not is_file(folder.path / CLIENTS):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 
 from filelock import FileLock, Timeout
 from pydantic import ConfigDict, Field, NonNegativeInt
@@ -43,11 +43,8 @@ from feddg.runs.reading import (
     LEDGER,
     METRICS_FILE,
     ROUNDS_FILE,
-    in_spans,
     read_rows,
     read_run,
-    require_this_version,
-    short_rounds,
 )
 from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule, preferences
 from feddg.settings import EvaluateSettings
@@ -65,7 +62,6 @@ from feddg.storage import (
 from feddg.text import command
 
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
-"""Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"
 """A marker file for a run whose weights were deleted when it was complete."""
@@ -341,53 +337,16 @@ class RunFolder:
         ``keep_ledger`` keeps the ledger's rows, because messages over a network were sent even if
         their round failed.
         """
-        layouts, sent = set[str](), list[tuple[int, int]]()
-        require_this_version(self.path)
+        layouts = set[str]()
         for name in (ROUNDS_FILE, METRICS_FILE, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
-            rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
+            rows = read_rows(self.path / name) if last >= 0 else []
             rows = [row for row in rows if _round_of(row, self.path / name) <= last]
             layouts |= {str(row.get("id")) for row in rows if row.get("kind") == "layout"}
-            if name == ROUNDS_FILE:
-                rounds = [row for row in rows if row.get("kind") == "round"]
-                sent = [(r["round"], r.get("bytes_up", 0) + r.get("bytes_down", 0)) for r in rounds]
-            self._warn_of_missing(name, rows, last_round, sent)
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in rows)
             self.replace(name, "".join(lines))
         return layouts
-
-    def _begun_again(self, name: str) -> list[dict[str, Any]]:
-        """Reports recorded rounds that no checkpoint contains."""
-        with suppress(RunError):  # a damaged file is dropped as well
-            rows = read_rows(self.path / name) if name == ROUNDS_FILE else []
-            if any(row.get("kind") == "round" for row in rows):
-                warn(
-                    "begins-again",
-                    f"There is no checkpoint in {self.path}, though rounds were recorded; it "
-                    "begins again.",
-                )
-        return []
-
-    def _warn_of_missing(
-        self, name: str, rows: list[dict[str, Any]], last_round: int, sent: list[tuple[int, int]]
-    ) -> None:
-        """Reports rounds of the checkpoint that have no row, or lack some of their messages."""
-        kind = {ROUNDS_FILE: "round", LEDGER: "message"}.get(name)
-        rows = [row for row in rows if row.get("kind") == kind]
-        short = set(range(1, last_round + 1)) - {row.get("round") for row in rows}
-        if name == METRICS_FILE:  # not every round is measured
-            short = set() if is_file(self.path / name) else short
-        if name == LEDGER:
-            short |= {*short_rounds(sent, ((row["round"], row.get("bytes", 0)) for row in rows))}
-        missing = sorted(short)
-        if missing:
-            warn(
-                "rounds-missing",
-                f"{self.path / name} lacks {len(missing)} of the {last_round} rounds that the "
-                f"checkpoint has ({in_spans(missing)}); the run goes on, and its report will lack "
-                "them, too.",
-            )
 
     # Checkpoints
 
@@ -485,7 +444,7 @@ class RunFolder:
         """Returns the checkpoint, or None if none was written.
 
         Raises:
-            RunError: it is damaged.
+            RunError: it is damaged, or of another experiment.
         """
         try:
             if not is_file(self.path / CHECKPOINTS / NEWEST):
@@ -499,6 +458,12 @@ class RunFolder:
             raise RunError(
                 f"{error} The run cannot go on without it; delete {self.path} to start again."
             ) from None
+        if self._experiment and self._experiment != index.experiment:
+            raise RunError(
+                f"{self.path / EXPERIMENT} says experiment {self._experiment}, but the checkpoint "
+                f"is of {index.experiment}: one of them was changed. Put it back, or run it in "
+                "another folder."
+            )
         self._take(index)
         context, whole = index.context, Message(tensors)
         state = State(

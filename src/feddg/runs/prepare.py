@@ -370,7 +370,6 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         alpha=clients.alpha,
         shards=clients.shards,
         quantity_alpha=clients.quantity_alpha,
-        rounding=clients.rounding,
         holders=None if table.clients is None else table.clients[splits.train],
         seed=experiment.seed,
     )

@@ -1,8 +1,6 @@
 """Checks that a run's experiment, images and files have not changed since it began."""
 
-import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from feddg.data.data_set import load_images_of
@@ -10,7 +8,7 @@ from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, differ
 from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.runs.folder import CHECKPOINTS, NEWEST, CheckpointIndex
+from feddg.runs.folder import CHECKPOINTS, NEWEST
 from feddg.runs.prepare import named_files
 from feddg.runs.reading import EXPERIMENT
 from feddg.settings import DataSettings
@@ -162,28 +160,3 @@ def depths_of_run(folder: Path) -> tuple[int, ...]:
     """
     images = ImagesFile.read(folder / IMAGES)
     return () if images is None else tuple(sorted({*images.depths.values()}))
-
-
-def check_identity(folder: Path, experiment: Experiment) -> None:
-    """Checks the experiment in a folder against the ids in the folder's name and checkpoint.
-
-    Args:
-        folder: the run's folder; a name without an id is not checked.
-        experiment: the experiment read from the folder.
-
-    Raises:
-        RunError: one of them was changed, or the run began with a version with other ids.
-    """
-    named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
-    index = None
-    with suppress(RunError):  # it is damaged; that is said when it is loaded
-        index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
-    ids = {"name": named and named[1], "checkpoint": index and index.experiment}
-    for where, id in ids.items():
-        if id and id != experiment.id:
-            raise RunError(
-                f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
-                f"is of {id}: one of them was changed, or another version of feddg began it. Put "
-                f"it back; otherwise `{command('run', str(folder / EXPERIMENT))}` makes a folder "
-                "of its own"
-            )

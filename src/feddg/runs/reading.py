@@ -1,6 +1,5 @@
 """Reads run folders as typed records."""
 
-import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -54,10 +53,8 @@ SUMMARY: Final = "summary.json"
 METRICS_FILE, ROUNDS_FILE = "metrics.jsonl", "rounds.jsonl"
 LEDGER, CLIENTS = "ledger.jsonl", "clients.json"
 ENVIRONMENT, DETAILS = "environment.json", "details.json"
-_WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, ROUNDS_FILE, LEDGER)
+WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, ROUNDS_FILE, LEDGER)
 """Files that a run writes, besides its summary, by the end of its last round."""
-_FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
-"""Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
 CAPTIONS: Final = "captions.json"
 MISTAKE = "mistake-"
 """Start of the names of pictures that show a mistake each."""
@@ -158,7 +155,6 @@ class Run(Shown):
     @cached_property
     def _measured(self) -> NumberTable:
         """Everything in ``metrics.jsonl``; a row written again replaces the earlier one."""
-        require_this_version(self.folder)
         settings = self.settings.get("evaluate") or {}
         by, over = str(settings.get("select_by") or "accuracy"), str(settings.get("select_over"))
         rows = {row.key: row for row in METRIC_ROWS.read(self.folder / METRICS_FILE)}
@@ -167,7 +163,8 @@ class Run(Shown):
     @cached_property
     def table(self) -> NumberTable:
         """All numbers that were measured, of complete rounds: a number a row."""
-        return self._measured.complete()
+        last = self.rounds_done if self.setup else -1  # a round's numbers are written before it
+        return self._measured.until(last)
 
     @cached_property
     def result(self) -> NumberTable:
@@ -183,7 +180,6 @@ class Run(Shown):
     @cached_property
     def _records(self) -> list[RoundRecord]:
         """Everything in ``rounds.jsonl``; a row written again replaces the earlier one."""
-        require_this_version(self.folder)
         rows = ROUND_ROWS.read(self.folder / ROUNDS_FILE)
         return [*{(row.kind, row.key): row for row in rows}.values()]
 
@@ -334,33 +330,16 @@ class Run(Shown):
     @cached_property
     def damage(self) -> str | None:
         """What a completed run has lost; None if it is intact or was not completed."""
-        require_this_version(self.folder)
         if self.summary is None or self.summary.status != "completed":
             return None
-        for name in _WHOLE_FILES:
+        for name in WHOLE_FILES:
             if not is_file(self.folder / name):
                 return f"{name} is missing"
-        for name in (name for name in _WHOLE_FILES if name.endswith(".jsonl")):
-            with (self.folder / name).open("rb") as file:
-                size = file.seek(0, io.SEEK_END)
-                file.seek(max(0, size - 1))
-                if size and file.read() != b"\n":
-                    return f"the last row of {name} is cut off"
-        codes = {diagnostic.code for diagnostic in self.summary.diagnostics} & _FEWER_ROUNDS
-        wanted = self.summary.rounds if codes else self.rounds_planned or 0
-        if self.rounds_done < wanted:
-            return f"{ROUNDS_FILE} has {self.rounds_done} of {wanted} rounds"
-        ends = {(r.weights, r.round) for r in self.summary.numbers if r.rule == FINAL.name}
-        if lost := ends - {(row.weights, row.round) for row in self._measured}:
-            return f"{METRICS_FILE} lacks the numbers of round {lost.pop()[1]}"
+        early = any(found.code == "budget-spent" for found in self.summary.diagnostics)
+        wanted = self.summary.rounds if early else self.rounds_planned or 0
+        if len(self.rounds) < wanted:
+            return f"{ROUNDS_FILE} has {len(self.rounds)} of {wanted} rounds"
         return None
-
-    @property
-    def part_evaluated(self) -> int | None:
-        """The first round that is left out as evaluations of it are missing, or None."""
-        whole = {(row.round, row.weights) for row in self.table}
-        lost = (r.round for r in self._measured if (r.round, r.weights) not in whole)
-        return min((round for round in lost if round is not None), default=None)
 
     @property
     def rounds_planned(self) -> int | None:
@@ -457,20 +436,6 @@ def require_run(folder: Path) -> None:
         else "Name a folder that `feddg run` wrote."
     )
     raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it. {hint}")
-
-
-def require_this_version(folder: Path) -> None:
-    """Raises RunError if another version's numbers are in a run folder, which have another form."""
-    path = folder / METRICS_FILE
-    if not is_file(path):
-        return
-    with path.open("rb") as file:
-        begin = file.read(8)
-    if begin == b'{"kind":':
-        raise RunError(
-            f"{folder} was written by an earlier version of feddg, and its {METRICS_FILE} has "
-            f"another form. Read it with that version, or run its {EXPERIMENT} in another folder."
-        )
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -74,32 +74,6 @@ class NumberTable:
         """Returns the rows up to a round."""
         return self._with(row for row in self.rows if (row.round or 0) <= round)
 
-    def complete(self) -> "NumberTable":
-        """Returns the rows of complete rounds.
-
-        If the run stopped during an evaluation, the last round is left out, because means over
-        fewer domains are not comparable. Other weights than the last round's need everything that
-        was measured of these.
-        """
-        parts = {
-            weights: {
-                round: {(row.split, row.domain) for row in numbers.where(metric="accuracy")}
-                for round, numbers in sorted(of.by("round").items())
-            }
-            for weights, of in self.by("weights").items()
-        }
-        for rounds in parts.values():
-            if len(rounds) > 1 and not [*rounds.values()][-2] <= [*rounds.values()][-1]:
-                rounds.popitem()
-        of_last = parts.get(LAST, {})
-        whole = {
-            (weights, round)
-            for weights, by_round in parts.items()
-            for round, measured in by_round.items()
-            if weights == LAST or of_last.get(round, {None}) <= measured
-        }
-        return self._with(row for row in self.rows if (row.weights, row.round) in whole)
-
     @property
     def rounds(self) -> list[int]:
         """The measured rounds, ascending."""
@@ -155,7 +129,7 @@ class NumberTable:
         }
 
     def support(self, split: str, domain: str) -> list[int] | None:
-        """Returns the number of images per class in a domain; None before it was recorded."""
+        """Returns the number of images per class in a domain; None if unknown."""
         rows = self.where(split=split, domain=domain, metric="accuracy").rows
         return next((row.support for row in reversed(rows) if row.support is not None), None)
 
