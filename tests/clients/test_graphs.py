@@ -47,7 +47,7 @@ QUICK = {
 """One of each kind: plain steps, hooks of an optimizer, layers of its own, draws inside the
 network, tensors that grow, layers that are replaced, cached copies, inner steps, none that is
 recorded, and copies of each batch."""
-ROUNDED = {"fpl"}
+ROUNDED = {"fpl", "randconv", "vista"}
 """Methods whose recorded steps multiply by rows of zeros besides, which some processors' kernels
 add up in another order."""
 PLAIN_AT_ONE_DOMAIN = {"fish"}
@@ -74,7 +74,7 @@ def both(
     expected = ordinary.run()
     recorded.run()
     for one, other in zip(ordinary.replies, recorded.replies, strict=True):
-        terms = pytest.approx(other.terms, rel=1e-5) if method in ROUNDED else other.terms
+        terms = pytest.approx(other.terms, rel=1e-4) if method in ROUNDED else other.terms
         assert (one.terms, one.forwards) == (terms, other.forwards)
     return recorded, expected
 
