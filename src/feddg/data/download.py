@@ -54,7 +54,7 @@ LEAST = 1 << 28
 _DEEPEST, _LONGEST = 32, 255
 MIRROR = ".mirror"
 """Where a mirror's files are downloaded to, in the data set's folder."""
-_STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
+_STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|^[A-Za-z]:")
 
 
 class _Again(Exception):
