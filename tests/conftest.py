@@ -111,7 +111,7 @@ def folder_maker(tmp_path: Path) -> Callable[..., FolderMaker]:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A Hugging Face hub on this machine, asked in place of the real one; nobody is logged in."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, file_download
 
     from feddg.data import download
 
@@ -122,7 +122,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(constants, "ENDPOINT", served.address)
         template = served.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for module in (constants, file_download):  # older versions have a copy there
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))

@@ -339,6 +339,16 @@ def test_paths_outside_the_folder_are_refused(
             assert not list(tmp_path.rglob("evil*"))
 
 
+def test_names_in_another_encoding_are_refused(tmp_path: Path) -> None:
+    spelled = {"format": tarfile.GNU_FORMAT, "encoding": "latin-1"}
+    with tarfile.open(tmp_path / "a.tar", "w", **spelled) as archive:
+        archive.addfile(tarfile.TarInfo("images/café.png"))
+    with pytest.raises(DataError, match=r"images/caf\\udce9\.png', which is no path") as caught:
+        unpack(tmp_path / "a.tar", tmp_path / "out", silent)
+    str(caught.value).encode()
+    assert not (tmp_path / "out/images").exists()
+
+
 def test_links_and_devices_in_tar_are_refused(
     subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import published_trees as trees
 from feddg.data.data_set import DATA_SETS, load_source
 from feddg.data.images import ImageTable
 from feddg.data.pixels import open_pixels
+from feddg.data.published import image_suffix
 from feddg.errors import DataError
 from published_trees import LAYOUTS, by_split, images, office_home
 
@@ -79,6 +81,14 @@ def test_a_domain_alone_is_no_folder_around(tmp_path: Path) -> None:
     images(tmp_path, ["photo/dog", "photo/horse"])
     with pytest.raises(DataError, match="lacks art_painting, cartoon, sketch"):
         load_source("pacs", tmp_path)
+
+
+def test_only_formats_of_images_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[bytes] = []
+    monkeypatch.setattr(Image, "ID", [*Image.ID, "ODD"])
+    monkeypatch.setitem(Image.OPEN, "ODD", (None, tried.append))
+    assert image_suffix(b"%!PS-Adobe-3.0 EPSF-3.0") == ".png"
+    assert not tried
 
 
 # Every published data set in every layout it is known to come in: counts, labels, splits.

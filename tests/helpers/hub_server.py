@@ -23,12 +23,16 @@ class Hub:
         commits: files by path, of each commit.
         heads: a repository's commit, by ``datasets/owner/name`` or ``models/owner/name``.
         cuts: after how many bytes of each file the connection is cut, one after the other.
+        failures: status codes of the next answers to those who want a file, by its path.
+        token: what a file is handed out for; empty for everybody.
         asked: method and path of every request, with its ``Range``.
     """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)
+    failures: dict[str, list[int]] = field(default_factory=dict)
+    token: str = ""
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     address: str = ""
 
@@ -81,6 +85,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
                 self._json({"error": "Invalid rev id"}, 404, "RevisionNotFound")
             elif api:
                 self._json({"id": api[2], "sha": commit, "siblings": self._siblings(commit)})
+            elif hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self._json({"error": "Access is restricted"}, 401, "GatedRepo")
+            elif file and self.command == "GET" and hub.failures.get(file[4]):
+                self._json({"error": "Internal error"}, hub.failures[file[4]].pop())
             elif file and file[4] in hub.commits[commit]:
                 self._file(commit, hub.commits[commit][file[4]])
             else:

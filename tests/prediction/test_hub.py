@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import feddg
 from feddg import evaluate, predict_files
 from feddg.cli import app
+from feddg.data.mirror import hub_fault
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.methods.composition import build_method
 from feddg.models.backbones import weights_license
@@ -178,6 +179,13 @@ def test_what_the_hub_refuses_is_one_line(hub):
             feddg.load_model(f"hf:{name}")
         assert "\n" not in str(caught.value)
     assert not any(path.endswith(WEIGHTS) for _, path, _ in hub.asked), "first the configuration"
+
+
+def test_a_hub_that_does_not_answer_is_not_said_to_lack_a_file():
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    assert issubclass(LocalEntryNotFoundError, EntryNotFoundError)
+    assert hub_fault(LocalEntryNotFoundError("Check your connection.")) == "Check your connection"
 
 
 def test_what_is_there_is_not_replaced(run_of, tmp_path):

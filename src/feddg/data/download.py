@@ -18,8 +18,8 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from pydantic import Field
 
-from feddg.data.data_set import DataSet, Mirror, PublishedFile
-from feddg.data.mirror import local_files, mirrored_files, mirrored_images
+from feddg.data.data_set import DataSet, Mirror, PublishedFile, load_source
+from feddg.data.mirror import fetch, local_files, mirrored_files, mirrored_images
 from feddg.diagnostics import Progress
 from feddg.errors import DataError, need
 from feddg.records import JsonFile
@@ -52,7 +52,9 @@ MOST_TIMES = 50
 LEAST = 1 << 28
 """Bytes that the content of any archive may have."""
 _DEEPEST, _LONGEST = 32, 255
-_STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
+MIRROR = ".mirror"
+"""Where a mirror's files are downloaded to, in the data set's folder."""
+_STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|^[A-Za-z]:")
 
 
 class _Again(Exception):
@@ -506,25 +508,23 @@ def _get_mirrored(
     for name in definition.domains:
         if (root / name).exists():
             raise DataError(f"{root / name} is there already; take it away, or name another root.")
-    if source is not None:
-        paths = local_files(definition, source)
-        files = {path.relative_to(source).as_posix(): digest(path) for path in paths}
-        asked = commit = ""
-    else:
+    asked = commit = ""
+    if source is None:
         asked = revision or received.revision
         wanted = (received.commit if same else "") or asked or mirror.revision
-        commit, published = mirrored_files(definition, mirror, wanted)
+        commit, names = mirrored_files(definition, mirror, wanted)
+        if commit != received.commit:
+            shutil.rmtree(root / MIRROR, ignore_errors=True)
         replace_text(record, Received(revision=asked, commit=commit).to_text())
-        downloaded = [download(file, root, progress) for file in published]
-        paths = [path for path, _ in downloaded]
-        files = {path.name: checksum for path, checksum in downloaded}
+        fetch(mirror, commit, names, private_folder(root / MIRROR))
+    folder = source or root / MIRROR
+    paths = local_files(definition, folder)
+    files = {path.relative_to(folder).as_posix(): digest(path) for path in paths}
     size = sum(path.stat().st_size for path in paths)
     _put(mirrored_images(definition, mirror, paths), Path(mirror.name), size, root, progress)
     received = Received(files=files, revision=asked, commit=commit, complete=True)
     replace_text(record, received.to_text())
-    for path in paths:
-        if source is None and not keep:
-            path.unlink()
-    if definition.load is not None:
-        definition.load(root)  # says where there are other images than were published
+    if not keep:
+        shutil.rmtree(root / MIRROR, ignore_errors=True)
+    load_source(definition.name, root)  # says where there are other images than were published
     return files

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from feddg.data.data_set import DataSet, Mirror, PublishedFile
+from feddg.data.data_set import DataSet, Mirror
 from feddg.data.images import IMAGE_SUFFIXES, plain_name
 from feddg.data.published import image_suffix, meant
 from feddg.errors import DataError, first_names
@@ -31,17 +31,16 @@ def hub_fault(error: Exception) -> str:
         return f"there is none of this name, or it is private and needs a token ({token})"
     if isinstance(error, errors.RevisionNotFoundError):
         return "it has no such revision"
-    if isinstance(error, errors.RemoteEntryNotFoundError):
+    unreachable = isinstance(error, errors.LocalEntryNotFoundError)
+    if isinstance(error, errors.EntryNotFoundError) and not unreachable:
         return "it has no such file"
     if isinstance(error, errors.LocalTokenNotFoundError) or status in (401, 403):
         return f"it needs a token that may do so: {token}"
     return textwrap.shorten(why(error).removesuffix("."), 200)
 
 
-def mirrored_files(
-    definition: DataSet, mirror: Mirror, revision: str
-) -> tuple[str, list[PublishedFile]]:
-    """Lists a mirror's Parquet files with the SHA-256 that the hub gives for them.
+def mirrored_files(definition: DataSet, mirror: Mirror, revision: str) -> tuple[str, list[str]]:
+    """Lists a mirror's Parquet files.
 
     Args:
         definition: the data set.
@@ -49,44 +48,47 @@ def mirrored_files(
         revision: a branch, a tag or a commit.
 
     Returns:
-        The commit, and its files.
+        The commit, and the paths of its files.
 
     Raises:
         DataError: the hub does not answer, or has no such files.
     """
-    from huggingface_hub import HfApi, hf_hub_url
+    from huggingface_hub import HfApi
 
     hub = HfApi()
     try:
-        info = hub.dataset_info(mirror.name, revision=revision, files_metadata=True)
+        info = hub.dataset_info(mirror.name, revision=revision)
     except Exception as error:  # it raises what its many parts raise
         raise DataError(
             f"Cannot read {mirror.name} at {revision!r} on {hub.endpoint}: {hub_fault(error)}."
         ) from None
-    commit, siblings = info.sha or revision, info.siblings or []
-    names = [sibling.rfilename for sibling in siblings]
-    wanted = set(_wanted(definition, names))
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    wanted = _wanted(definition, names)
     if not wanted:
         raise DataError(
             f"{mirror.name} holds no Parquet files; found: {first_names(names) or 'nothing'}."
         )
-    files = [
-        PublishedFile(
-            address=hf_hub_url(
-                mirror.name,
-                sibling.rfilename,
-                repo_type="dataset",
-                revision=commit,
-                endpoint=hub.endpoint,
-            ),
-            name=re.sub(r"[/\\]", "--", sibling.rfilename),
-            bytes=sibling.size or 0,
-            checksum=f"sha256:{sibling.lfs.sha256}" if sibling.lfs else "",
-        )
-        for sibling in siblings
-        if sibling.rfilename in wanted
-    ]
-    return commit, files
+    return info.sha or revision, wanted
+
+
+def fetch(mirror: Mirror, commit: str, names: Iterable[str], folder: Path) -> None:
+    """Downloads files of a mirror into a folder; those that are there are not asked for again.
+
+    Raises:
+        DataError: one cannot be downloaded.
+    """
+    from huggingface_hub import hf_hub_download
+
+    for name in names:
+        try:
+            hf_hub_download(
+                mirror.name, name, repo_type="dataset", revision=commit, local_dir=folder
+            )
+        except Exception as error:  # it raises what its many parts raise
+            raise DataError(
+                f"Cannot download {name} of {mirror.name}: {hub_fault(error)}. The same command "
+                "goes on with this file."
+            ) from None
 
 
 def local_files(definition: DataSet, folder: Path) -> list[Path]:
@@ -104,7 +106,7 @@ def local_files(definition: DataSet, folder: Path) -> list[Path]:
 
 def _wanted(definition: DataSet, names: Iterable[str]) -> list[str]:
     """Returns the Parquet files to use; of several splits, those in the definition's ``parts``."""
-    files = [name for name in names if name.endswith(PARQUET)]
+    files = [name for name in names if name.endswith(PARQUET) and ".." not in name.split("/")]
     if not definition.parts or len({_split_of(name) for name in files}) < 2:
         return files
     return [name for name in files if plain_name(_split_of(name)) in definition.parts]

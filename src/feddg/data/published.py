@@ -15,6 +15,7 @@ from feddg.data.columns import Columns, read_columns
 from feddg.data.data_set import DataSet
 from feddg.data.decoding import hash_of
 from feddg.data.images import (
+    FORMATS,
     ImageTable,
     check_folder,
     folder_names,
@@ -397,7 +398,7 @@ def image_suffix(content: bytes) -> str:
     """Returns the suffix of an image file by its content; ``.png`` if it is not an image."""
     suffixes = {name: suffix for suffix, name in reversed(usable_formats().items())}
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             return suffixes.get(str(image.format), ".png")
     except Exception:  # decoding says what is wrong with it
         return ".png"
