@@ -64,8 +64,8 @@ def test_official_lists_are_read_on_request(tmp_path: Path, place: str) -> None:
 def test_official_lists_that_do_not_fit_are_refused(subtests, tmp_path_factory):
     for file, change, message in [
         ("photo_train", None, r"no photo_train_kfold\.txt in .*official_lists=false"),
-        ("photo_train", lambda text: text.replace(" 1", " one"), "no path and label"),
-        ("photo_train", lambda text: text.replace(" 1", " 2", 1), "no path and label"),
+        ("photo_train", lambda text: text.replace(" 1", " one"), "expected .* a label"),
+        ("photo_train", lambda text: text.replace(" 1", " 2", 1), "line 2 of .* a label"),
         ("photo_crossval", lambda text: text.replace("_1.png", "_0.png"), "is for training, too"),
         ("all", lambda text: text.partition("\n")[2], "lack 1 images of"),
     ]:

@@ -91,6 +91,13 @@ def test_only_formats_of_images_are_tried(monkeypatch: pytest.MonkeyPatch) -> No
     assert not tried
 
 
+def test_of_several_data_sets_in_a_folder_each_is_found(tmp_path: Path) -> None:
+    trees.domain_net_folders(tmp_path / "a")  # nearer, and has a domain called sketch, too
+    trees.pacs(tmp_path / "b/PACS")
+    assert load_source("pacs", tmp_path).domain_names == DATA_SETS["pacs"].domains
+    assert load_source("domain_net", tmp_path).domain_names == DATA_SETS["domain_net"].domains
+
+
 # Every published data set in every layout it is known to come in: counts, labels, splits.
 
 

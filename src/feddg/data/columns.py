@@ -1,11 +1,11 @@
-"""Reads columns of a CSV file as texts."""
+"""Reads columns of a CSV file as texts, and lists of images."""
 
 import csv
 import io
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from feddg.errors import DataError, nearest
 from feddg.records import from_cell
@@ -135,3 +135,36 @@ def _csv(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]
         place = names.index(name)
         columns[name] = [from_cell(row[place]).strip() if row else "" for row in rows[1:]]
     return names, columns
+
+
+def read_lists(files: Sequence[Path]) -> tuple[list[tuple[Path, str, str]], list[str]]:
+    """Reads published lists of images, which have a line ``domain/class/image label`` for each.
+
+    Args:
+        files: the lists.
+
+    Returns:
+        List, path and class of each image; and the classes in the order of their labels.
+
+    Raises:
+        DataError: a list cannot be read, a line has another form, or a class two labels.
+    """
+    rows: list[tuple[Path, str, str]] = []
+    class_of: dict[int, str] = {}
+    for file in files:
+        for number, line in enumerate(read_text(file, DataError).splitlines(), start=1):
+            path, _, label = line.strip().rpartition(" ")
+            steps = PurePosixPath(path).parts
+            if not line.strip():
+                continue
+            fits = len(steps) == 3 and ".." not in steps and label.isdecimal()
+            if not fits or class_of.setdefault(int(label), steps[1]) != steps[1]:
+                raise DataError(
+                    f"line {number} of {file} is {line.strip()!r}; expected domain/class/image and "
+                    "a label, the same as in the other lines of its class alone."
+                )
+            rows.append((file, path, steps[1]))
+    classes = [class_of[label] for label in sorted(class_of)]
+    if not rows or len(set(classes)) < len(classes):
+        raise DataError(f"{files[0]} and the lists beside it are empty, or a class has two labels.")
+    return rows, classes

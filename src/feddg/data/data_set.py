@@ -115,7 +115,6 @@ class DataSet:
             ``id_val``, ``id_test``). The loader gives each image's role in ``ImageTable.split``,
             and an experiment that holds nothing out uses it.
         publication: citation, licence and download.
-        around: names of folders that archives put around the images.
         spellings: other names of the folders of domains and classes, with the names used here.
         parts: folders that some archives have between domain and class, with the role of their
             images (``train``, ``id_val``, ``id_test``; empty for none).
@@ -145,7 +144,6 @@ class DataSet:
     counts: Mapping[str, int] = field(default_factory=dict)
     split_counts: Mapping[str, int] = field(default_factory=dict)
     publication: Publication | None = None
-    around: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
     lists: Mapping[str, str] = field(default_factory=dict)

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from feddg.data.columns import read_columns
+from feddg.data.columns import read_columns, read_lists
 from feddg.data.data_set import DATA_SETS, DataSet
 from feddg.data.images import ImageTable, plain_name, roles_of_domains
 from feddg.data.splits import Splits, from_roles
 from feddg.diagnostics import emit, note, warn
 from feddg.errors import DataError, ExperimentError, first_names, nearest
-from feddg.storage import read_text
 from feddg.text import counted
 
 Scenario = dict[str, tuple[str, ...]]
@@ -77,7 +76,7 @@ def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
     """
     if not definition.lists:
         raise DataError(f"{definition.title} has no official lists: leave out official_lists.")
-    root, role_of, label_of = Path(table.root or "."), dict[str, str](), dict[str, str]()
+    root, role_in, role_of = Path(table.root or "."), dict[Path, str](), dict[str, str]()
     for role, domain in product(definition.lists, table.domain_names):
         name = definition.lists[role].format(domain=domain)
         places = [folder / name for folder in (root, root.parent, root.parent / "splits")]
@@ -87,14 +86,11 @@ def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
                 f"There is no {name} in {root}, above it or in splits there: put the official "
                 "lists there, or have the split drawn: --set data.options.official_lists=false"
             )
-        for line in filter(None, map(str.strip, read_text(file, DataError).splitlines())):
-            path, _, label = line.rpartition(" ")
-            kind = path.rpartition("/")[0].rpartition("/")[2]
-            if label_of.setdefault(plain_name(kind), label) != label or not label.isdecimal():
-                raise DataError(f"{file}: {line!r} is no path and label as in the other lines.")
-            before = role_of.setdefault(_plain_path(path), role)
-            if (before, role) == ("train", "id_val"):
-                raise DataError(f"{file} lists {path}, which is for training, too.")
+        role_in[file] = role
+    for file, path, _ in read_lists([*role_in])[0]:
+        before = role_of.setdefault(_plain_path(path), role_in[file])
+        if (before, role_in[file]) == ("train", "id_val"):
+            raise DataError(f"{file} lists {path}, which is for training, too.")
     roles = [role_of.pop(_plain_path(path), "") for path in table.paths]
     if "" in roles:
         path = table.paths[roles.index("")]

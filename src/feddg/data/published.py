@@ -21,7 +21,6 @@ from feddg.data.images import (
     folder_names,
     from_folder,
     image_names,
-    is_image,
     listed_images,
     plain_name,
     usable_formats,
@@ -31,7 +30,6 @@ from feddg.errors import DataError
 from feddg.storage import (
     FILE_MODE,
     cache_folder,
-    entries,
     file_faults,
     kept_array,
     private_folder,
@@ -42,10 +40,8 @@ from feddg.storage import (
 
 ROLES = ("train", "val", "test", "id_val", "id_test")
 METADATA = "metadata.csv"
-_LAYOUT_FOLDERS = {"train", "test", "val", "alldata", "images", "patches", "raw", "full"}
-"""Folder names that layouts themselves use; never skipped as wrappers."""
-_LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
-"""Files left by operating systems and archivers."""
+LEVELS = 3
+"""How deep in the root the folder of a data set may lie."""
 _RANK = ("", "train", "id_val", "val", "id_test", "test")
 LISTING = ".paths.json"
 
@@ -64,51 +60,28 @@ def needs_root(source: str, root: Path | None) -> Path:
     return root
 
 
-def published_root(definition: DataSet, root: Path | None) -> Path:
-    """Returns the folder of a published data set's images, inside folders put around it.
-
-    Archives are often unpacked into a folder of their name, or into ``downloads``. So if a folder
-    contains only one other folder, which by its name is no part of the data set and does not hold
-    images only, that one is entered.
-
-    Raises:
-        DataError: no folder was given, or one cannot be read.
-    """
-    folder = needs_root(definition.name, root)
-    check_folder(folder)
-    expected = _LAYOUT_FOLDERS | {plain_name(name) for name in definition.domains}
-    while len(inside := _names(folder)) == 1 and plain_name(inside[0]) not in expected:
-        only = folder / inside[0]
-        if not only.is_dir() or all(map(is_image, _names(only))):
-            break
-        folder = only
-    return folder
-
-
-def _names(folder: Path) -> list[str]:
-    names = (entry.name for entry in entries(folder, DataError))
-    return [name for name in names if name[0] != "." and name not in _LITTER]
-
-
 def folder_of(definition: DataSet, root: Path | None, holds: Callable[[Path], bool]) -> Path | None:
-    """Returns the folder of a data set: the root, or one inside folders around it.
+    """Returns the folder of a data set: the root, or the nearest of the folders inside it.
+
+    Archives are often unpacked into a folder of their name, or into ``downloads``: folders are
+    searched level by level, down to :data:`LEVELS` below the root.
 
     Args:
-        definition: gives the names of folders that archives put around it.
+        definition: the data set, for messages.
         root: where to look.
         holds: returns whether a folder is the right one.
 
     Raises:
         DataError: no root was given, or a folder cannot be read.
     """
-    around = {plain_name(name) for name in definition.around}
-    level = [published_root(definition, root)]
-    for _ in range(3):
+    level = [needs_root(definition.name, root)]
+    check_folder(level[0])
+    for depth in range(LEVELS + 1):
+        if depth:
+            level = [folder / name for folder in level for name in folder_names(folder)]
         for folder in level:
             if holds(folder):
                 return folder
-        inside = [folder / name for folder in level for name in folder_names(folder)]
-        level = [folder for folder in inside if plain_name(folder.name) in around]
     return None
 
 
@@ -120,8 +93,8 @@ def load_published(definition: DataSet, root: Path | None) -> ImageTable:
     the published ones are logged.
 
     Args:
-        definition: with ``domains``, and perhaps ``classes``, ``counts``, folders ``around``,
-            further ``spellings`` and ``parts``.
+        definition: with ``domains``, and perhaps ``classes``, ``counts``, further ``spellings`` and
+            ``parts``.
         root: the folder of the domains, or one around it.
 
     Raises:
@@ -137,12 +110,17 @@ def load_published(definition: DataSet, root: Path | None) -> ImageTable:
 
 
 def domains_folder(definition: DataSet, root: Path | None) -> Path:
-    """Returns the folder that holds the domains; the root if there is none."""
+    """Returns the folder with all domains, else one with any of them, else the root."""
 
-    def holds(folder: Path) -> bool:
-        return any(meant(definition, name) in definition.domains for name in folder_names(folder))
+    def inside(folder: Path) -> set[str | None]:
+        return {meant(definition, name) for name in folder_names(folder)}
 
-    return folder_of(definition, root, holds) or published_root(definition, root)
+    domains = {*definition.domains}
+    return (
+        folder_of(definition, root, lambda folder: domains <= inside(folder))
+        or folder_of(definition, root, lambda folder: bool(domains & inside(folder)))
+        or needs_root(definition.name, root)
+    )
 
 
 def meant(definition: DataSet, name: str) -> str | None:
@@ -293,11 +271,10 @@ def read_metadata(
     """
     folder = folder_of(definition, root, lambda place: any((place / f).is_file() for f in files))
     if folder is None:
-        start = published_root(definition, root)
+        start = needs_root(definition.name, root)
         there = ", ".join(sorted(path.name for path in start.iterdir())[:10]) or "nothing"
         raise DataError(
-            f"{start} holds no {' or '.join(files)}, as {definition.title} has it in "
-            f"{' or '.join(definition.around)}. Found: {there}."
+            f"{start} holds no {' or '.join(files)}, as {definition.title} has it. Found: {there}."
         )
     file = next(folder / name for name in files if (folder / name).is_file())
     return read_columns(file, wanted, optional)

@@ -15,8 +15,9 @@ from feddg.data.published import (
     METADATA,
     ROLES,
     compare_counts,
+    folder_of,
     load_published,
-    published_root,
+    needs_root,
     read_metadata,
 )
 from feddg.diagnostics import warn
@@ -101,7 +102,12 @@ def list_camelyon17(root: Path | None) -> ImageTable:
     Raises:
         DataError: ``metadata.csv`` or the patches do not exist, or a row has another format.
     """
-    if set(CAMELYON17.domains) <= set(folder_names(published_root(CAMELYON17, root))):
+
+    def holds(folder: Path) -> bool:
+        return (folder / METADATA).is_file() or {*CAMELYON17.domains} <= {*folder_names(folder)}
+
+    folder = folder_of(CAMELYON17, root, holds)
+    if folder is not None and not (folder / METADATA).is_file():
         table = load_published(CAMELYON17, root)
         return replace(table, clients=np.array(table.domain_names)[table.domains])
     key = ("patient", "node", "x_coord", "y_coord")
@@ -190,13 +196,10 @@ def list_terra_incognita(root: Path | None) -> ImageTable:
         DataError: a domain is missing, a class folder is not one of the ten, or the annotations
             cannot be read.
     """
-    folder = published_root(TERRA_INCOGNITA, root)
-    images = next(
-        (place / IMAGES for place in (folder, *folder.glob("*/")) if (place / IMAGES).is_dir()),
-        None,
-    )
-    if images is not None:
-        table = list_camera_traps(folder, images, TERRA_INCOGNITA)
+    folder = folder_of(TERRA_INCOGNITA, root, lambda folder: (folder / IMAGES).is_dir())
+    if folder is not None:
+        start = needs_root(TERRA_INCOGNITA.name, root)
+        table = list_camera_traps(start, folder / IMAGES, TERRA_INCOGNITA)
         compare_counts(TERRA_INCOGNITA, table)
         return table
     table = load_published(TERRA_INCOGNITA, root)

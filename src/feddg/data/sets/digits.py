@@ -10,13 +10,19 @@ from PIL import Image
 
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable
-from feddg.data.published import Drawn, compare_counts, kept_drawn, published_root, rendered_table
+from feddg.data.published import (
+    Drawn,
+    compare_counts,
+    folder_of,
+    kept_drawn,
+    needs_root,
+    rendered_table,
+)
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
 from feddg.storage import file_faults, open_file
 
 PARTS = ("train", "t10k")
-_PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")
 _IMAGES, _LABELS = 2051, 2049
 _SIDE = 28
 _LARGEST = 1 << 28
@@ -69,8 +75,7 @@ def mnist_files(root: Path) -> list[tuple[Path, Path]]:
 
 def _find(root: Path, stem: str, kind: str) -> Path:
     names = [f"{stem}{dot}{kind}-ubyte{packed}" for dot in "-." for packed in ("", ".gz")]
-    places = (root / place / name for place in _PLACES for name in names)
-    path = next((file for file in places if file.is_file()), None)
+    path = next((root / name for name in names if (root / name).is_file()), None)
     if path is None:
         raise DataError(f"{root} lacks {names[0]} or {names[1]}, which MNIST has.")
     return path
@@ -139,7 +144,8 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
     Raises:
         DataError: a file is missing or has another format.
     """
-    files = mnist_files(published_root(ROTATED_MNIST, root))
+    folder = folder_of(ROTATED_MNIST, root, lambda folder: any(folder.glob("*-ubyte*")))
+    files = mnist_files(folder or needs_root(ROTATED_MNIST.name, root))
     grey, records = kept_drawn(
         [file for pair in files for file in pair],
         "rotated mnist 1",

@@ -1,11 +1,12 @@
 """DomainNet (345 classes, six domains) and Mini-DomainNet (126 classes, four domains)."""
 
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
+from feddg.data.columns import read_lists
 from feddg.data.data_set import DataSet, define
 from feddg.data.images import ImageTable, from_folder, listed_images
 from feddg.data.published import compare_counts, domains_folder, rename
@@ -92,45 +93,21 @@ def list_mini_domain_net(root: Path | None) -> ImageTable:
 
 
 def _from_lists(folder: Path, definition: DataSet, places: Sequence[str]) -> ImageTable | None:
-    """Reads the lists of all domains and parts from one of these places; None if one is missing.
-
-    A line holds path and label: ``clipart/airplane/1.png 3``.
-    """
+    """Reads the lists of all domains and parts from one of these places; None if one is missing."""
     keys = [(domain, part) for domain in definition.domains for part in PARTS]
     lists = [[folder / place / f"{domain}_{part}.txt" for domain, part in keys] for place in places]
     files = next((files for files in lists if all(file.is_file() for file in files)), None)
     if files is None:
         return None
-    rows: list[tuple[str, str, str, str]] = []
-    name_of: dict[int, str] = {}
-    for (domain, part), file in zip(keys, files):
-        for number, line in enumerate(read_text(file, DataError).splitlines(), start=1):
-            if not line.strip():
-                continue
-            path, _, label = line.strip().rpartition(" ")
-            steps = PurePosixPath(path).parts
-            if len(steps) != 3 or ".." in steps or not label.isdecimal():
-                raise DataError(
-                    f"line {number} of {file} is {line.strip()!r}; expected domain/class/image and "
-                    "a label."
-                )
-            if name_of.setdefault(int(label), steps[1]) != steps[1]:
-                raise DataError(
-                    f"line {number} of {file}: the label {label} stands for both "
-                    f"{name_of[int(label)]} and {steps[1]}."
-                )
-            rows.append((path, steps[1], domain, PARTS[part]))
-    class_names = [name_of[label] for label in sorted(name_of)]
-    if not rows or len(set(class_names)) < len(class_names):
-        raise DataError(f"The official lists in {folder} are empty, or one class has two labels.")
-    paths, labels, domains, split = map(list, zip(*rows))
+    key_of = dict(zip(files, keys))
+    rows, class_names = read_lists(files)
     return listed_images(
         folder,
-        paths,
-        labels,
-        domains,
+        [path for _, path, _ in rows],
+        [label for _, _, label in rows],
+        [key_of[file][0] for file, _, _ in rows],
         listed_in="the official lists",
-        split=split,
+        split=[PARTS[key_of[file][1]] for file, _, _ in rows],
         class_names=class_names,
         domain_names=definition.domains,
     )

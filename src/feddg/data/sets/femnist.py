@@ -7,7 +7,7 @@ import numpy as np
 
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, folder_names, from_folder, listed_images
-from feddg.data.published import ROLES, compare_counts, published_root, read_metadata, rename
+from feddg.data.published import ROLES, compare_counts, folder_of, read_metadata, rename
 
 TABLES = ("metadata.csv", "femnist_new_metadata.csv")
 
@@ -18,14 +18,22 @@ def list_femnist(root: Path | None) -> ImageTable:
     Raises:
         DataError: neither exists, or the list has another format.
     """
-    folder = published_root(FEMNIST, root)
-    writers = folder_names(folder)
-    if writers and set(folder_names(folder / writers[0])) & set(FEMNIST.classes):
+    folder = folder_of(FEMNIST, root, lambda folder: _has_table(folder) or _has_writers(folder))
+    if folder is not None and not _has_table(folder):
         table = rename(from_folder(folder), FEMNIST)
         return replace(table, clients=np.array(table.domain_names)[table.domains])
     table = _listed(root)
     compare_counts(FEMNIST, table)
     return table
+
+
+def _has_table(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TABLES)
+
+
+def _has_writers(folder: Path) -> bool:
+    writers = folder_names(folder)
+    return bool(writers) and not {*FEMNIST.classes}.isdisjoint(folder_names(folder / writers[0]))
 
 
 def _listed(root: Path | None) -> ImageTable:
