@@ -295,6 +295,7 @@ def test_a_damaged_file_is_refused(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_listing_leads_to_no_other_folder(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs PyArrow (feddg[parquet])")
     hub.commit(PACS, {"../../../out.parquet": b""})
     with pytest.raises(DataError, match="holds no Parquet files"):
         get("pacs", tmp_path / "deep/er/PACS")
