@@ -490,8 +490,6 @@ class Site:
         """
         request = Request.read(payload)
         memory = self._memory(request)
-        if not self.config.labels:
-            raise ClientError("has no labels, and only evaluates")
         self._require_single()
         method, worker, defences = self._build(len(request.classes))
         context, frozen = without_frozen(self._context(request.context, payload, memory))

@@ -509,7 +509,7 @@ class NodeRegistry:
             return (
                 f"would train on {first_names([repr(name) for name in barred], 3)}, which this run "
                 f"holds out; give {self._sites[id]!r} images of other domains, name it in "
-                "evaluation-sites, or take the domain out of hold_out and of the test folder"
+                "evaluation-sites, or take the domain out of hold_out and the test folder"
             )
         if id < self._trainers and new.classes.keys() == {UNLABELLED}:
             return "has no labels (labels=false), and only evaluates: name it in evaluation-sites"

@@ -56,8 +56,8 @@ LARGEST_STEP = 10.0
 """Largest change of a mean's entry, as a multiple of its tensor's largest entry (at least 1)."""
 KNOWN = "known/"
 """Prefix of what a client stores beyond a round."""
-OTHER = "begin a run with another seed, except where the method's sums are the same under each"
-"""What to do about a sum that may not be opened; ``ridge`` draws nothing."""
+OTHER = "begin a run with another seed (ridge's sums are the same under every seed)"
+"""What to do about a sum that may not be opened."""
 _TRIED = KNOWN + "tried/"
 
 
