@@ -18,10 +18,10 @@ from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.messages import Message, Update
 from feddg.methods.afl import IMAGES, WEIGHTS, on_simplex
-from feddg.methods.base import State
-from feddg.methods.composition import build_method
+from feddg.methods.base import Method, State
+from feddg.methods.composition import build_method, compose, method_class
 from feddg.methods.coral import distances
-from feddg.methods.domains import DomainMethod, idle_clients, spread
+from feddg.methods.domains import WEIGHT, DomainMethod, idle_clients, spread
 from feddg.methods.group_dro import OWN
 from feddg.methods.mixup import partners_of
 from feddg.methods.mmd import BANDWIDTHS, discrepancies
@@ -80,7 +80,7 @@ class OfDomains(SmallFederation):
 
 def federation(method, settings=None, parts=((4, 3, 2), (3, 3), (4,)), train=SGD, **options):
     sizes = tuple(map(sum, parts))
-    built = build_method(method, settings or {})
+    built = build_method(method, settings or {}) if isinstance(method, str) else method
     return OfDomains(built, sizes=sizes, train=train, parts=parts, freeze=True, **options)
 
 
@@ -192,8 +192,6 @@ def test_loss_and_gradient_are_those_of_loops_over_the_domains(subtests):
         with subtests.test(part=part, name=name, settings=settings):
             train = SGD.model_copy(update={"label_smoothing": 0.1, "class_weights": "balanced"})
             small, client, batch, rows = begun(name, settings, SEVERAL[part], train)
-            large = {"irm_anneal": 100, "vrex_anneal": 10}.get(next(iter(settings), ""), 1)
-            large = large if len(SEVERAL[part]) > 1 else 1
             z = torch.randn(len(batch), 128, generator=torch.Generator().manual_seed(3))
             z = (z / 8).requires_grad_()
             got = sum(small.method.head_loss(client, batch, z).values())
@@ -204,7 +202,7 @@ def test_loss_and_gradient_are_those_of_loops_over_the_domains(subtests):
             torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-6)
             inputs = [z, *client.network.classifier.parameters()]
             for mine, its in zip(
-                torch.autograd.grad(got, inputs), torch.autograd.grad(want / large, inputs)
+                torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs)
             ):
                 torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-6)
 
@@ -287,10 +285,58 @@ def test_penalties_wait_for_their_steps():
             client = small.client(round=round)
             client.steps = step
             drawn = small.method.draws(client, torch.arange(9), client.examples.labels)
-            weights[name, steps, round, step] = float(drawn[f"{name}/weight"])
+            weights[name, steps, round, step] = float(drawn[WEIGHT])
     full = {"irm": 100, "vrex": 10}
     for (name, steps, round, step), weight in weights.items():
         assert weight == (full[name] if round - 1 + step >= steps else 1)
+
+
+class Added(Method):
+    """Adds a term of the weights and one of the embeddings."""
+
+    name = "added"
+
+    def loss(self, client, batch):
+        weight = client.network.classifier.weight
+        return super().loss(client, batch) | {"of weights": weight.square().sum()}
+
+    def head_loss(self, client, batch, embeddings):
+        return super().head_loss(client, batch, embeddings) | {"of embeddings": embeddings.mean()}
+
+
+def test_terms_of_another_part_count_once_before_or_behind(subtests):
+    for (name, settings), first in itertools.product(ALL, (True, False)):
+        with subtests.test(name=name, settings=settings, first=first):
+            parts = [Added, method_class(name)]
+            found = []
+            for kind in (compose(tuple(parts if first else parts[::-1])), parts[1]):
+                torch.manual_seed(1)
+                small, client, batch, _ = begun(kind(**settings), {}, (4, 3, 2))
+                terms = small.method.loss(client, batch)
+                found.append({n: float(term.detach()) for n, term in terms.items()})
+            both, alone = found
+            weight = client.network.classifier.weight.detach()
+            assert both.pop("of weights") == float(weight.square().sum())
+            mean = float(client.network.features(batch.images).detach().mean())
+            of_mixed = both.pop("of embeddings")
+            assert of_mixed == mean or name == "mixup"
+            assert both == alone
+
+
+@pytest.mark.parametrize(("name", "weight"), [("irm", 100), ("vrex", 10)])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_step_divides_the_gradients_of_all_terms_by_the_weight(name, weight, order):
+    """So another part's term counts beside the penalty what it would without the division."""
+    composed = compose((Added, method_class(name))[::order])
+    small, client, batch, _ = begun(composed(**{f"{name}_anneal": 0}), {}, (4, 3, 2))
+    parameters = list(client.network.parameters())
+    client.optimizer = small.method.optimizer(client)
+    before = [p.detach().clone() for p in parameters]
+    total = sum(small.method.loss(client, batch).values())
+    gradients = torch.autograd.grad(total, parameters)
+    small.method.step(client, batch)
+    for p, old, gradient in zip(parameters, before, gradients):
+        torch.testing.assert_close(p.detach(), old - SGD.lr * gradient / weight)
 
 
 def test_fish_goes_a_tenth_of_the_way_of_steps_on_one_domain_after_the_other():

@@ -170,9 +170,9 @@ class WeighedByLoss(Method):
         drawn = {WEIGHTS: client.training.domains[positions]} if _over_domains(self) else {}
         return super().draws(client, positions, labels) | drawn
 
-    def weighed_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> Tensor:
+    def weighed_loss(self, client: Client, batch: Batch, outputs: Tensor) -> Tensor:
         """Returns the mean over images of what their domain counts times their loss."""
-        logits = client.network.classifier(embeddings).float()
+        logits = outputs.float()
         by_class, train = client.class_weights(logits), client.worker.train
         losses, weights = losses_by_image(logits, batch.labels, by_class, train)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
@@ -241,12 +241,13 @@ class AFL(WeighedByLoss):
         """Returns the projection of a step up the losses."""
         return on_simplex(weights + self.settings.afl_step * losses)
 
-    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the sum over images of their domain's weight times their loss."""
+        terms = super().output_loss(client, batch, outputs)
         if self.weighs == "clients":
-            return super().head_loss(client, batch, embeddings)
-        total = len(batch) * self.weighed_loss(client, batch, embeddings)
-        return {client.worker.task.term: total}
+            return terms
+        total = len(batch) * self.weighed_loss(client, batch, outputs)
+        return terms | {client.worker.task.term: total}
 
     def share(self, state: State, update: Update) -> float:
         """Returns the client's weight, or FedAvg's if domains have weights."""

@@ -259,14 +259,21 @@ class Method:
         return self.head_loss(client, batch, client.embeddings(batch))
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known."""
-        outputs = client.network.classifier(embeddings)
+        """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known.
+
+        A method that replaces the task's loss overrides :meth:`output_loss`: so what others add
+        here stays.
+        """
+        return self.output_loss(client, batch, client.network.classifier(embeddings))
+
+    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
+        """Returns the loss terms of a batch whose outputs, ``(B, classes)`` logits, are known."""
         return {client.worker.task.term: client.task_loss(outputs, batch.labels)}
 
     def trains_on_features(self, client: Client) -> bool:
         """Whether batches may consist of cached features instead of images."""
-        hooks = type(self).loss, type(self).head_loss, type(self).step
-        plain = hooks == (Method.loss, Method.head_loss, Method.step)
+        names = "loss", "head_loss", "output_loss", "step"
+        plain = all(getattr(type(self), name) is getattr(Method, name) for name in names)
         return plain and client.has_fixed_features and client.worker.record_noise is None
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:

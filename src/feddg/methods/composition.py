@@ -55,7 +55,7 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
         "noises": frozenset[str]().union(*(part.noises for part in parts)),
-        "any_task": all(map(_runs_any_task, parts)),
+        "any_task": not any(map(works_on_embeddings, parts)),
         "moves_pixels": any(part.moves_pixels for part in parts),
         "needs_images": any(part.needs_images for part in parts),
         "__doc__": f"The composition {name}.",
@@ -141,9 +141,12 @@ def _calls_super(part: type[Method], hook: str) -> bool:
 
 
 def works_on_embeddings(method: type[Method]) -> bool:
-    """Whether a method changes the input of the last layer, or the network before it."""
+    """Whether a method needs classes, or a linear layer that it changes the input of."""
+    if method.any_task is not None:
+        return not method.any_task
     loss = method.loss is not Method.loss and not _calls_super(method, "loss")
-    return loss or method.head_loss is not Method.head_loss or method.network is not Method.network
+    hooks = "head_loss", "output_loss", "network"
+    return loss or any(getattr(method, hook) is not getattr(Method, hook) for hook in hooks)
 
 
 def check_task(method: type[Method], task: Task, dense: bool) -> None:
@@ -154,7 +157,7 @@ def check_task(method: type[Method], task: Task, dense: bool) -> None:
         task: the task.
         dense: whether targets may tell of places in images.
     """
-    if not task.has_classes and not _runs_any_task(method):
+    if not task.has_classes and works_on_embeddings(method):
         raise ExperimentError(
             f"{method.name} needs class labels, embeddings or a linear classifier, and this task "
             "has none: choose a method that averages or changes images, such as fedavg, fedprox, "
@@ -166,10 +169,6 @@ def check_task(method: type[Method], task: Task, dense: bool) -> None:
             "number for each pixel, would stay behind: choose another method, or "
             "train.augmentation, which moves masks, too"
         )
-
-
-def _runs_any_task(method: type[Method]) -> bool:
-    return not works_on_embeddings(method) if method.any_task is None else method.any_task
 
 
 def build_method(name: str, settings: Fields) -> Method:

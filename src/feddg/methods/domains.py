@@ -17,6 +17,8 @@ from feddg.text import counted
 
 MEMBER = "domains/member"
 """Name of ``(B, G)``, drawn for a batch: 1 where an image is of a domain of its client, else 0."""
+WEIGHT = "domains/weight"
+"""Name of what a penalty counts at a step, drawn for a batch."""
 NUMBERS, COUNT = "domains/numbers", "domains/count"
 
 
@@ -140,6 +142,10 @@ class DomainMethod(Method):
         with torch.autocast(embeddings.device.type, enabled=False):
             return {term: penalty(embeddings.float(), *self.member(client, batch))}
 
+
+class PenalisedLosses(DomainMethod):
+    """Adds a penalty to the mean of the domains' losses, with a weight that grows once."""
+
     def annealing(self) -> tuple[str, int] | None:
         """Returns the field and the number of steps before a penalty has its own weight, if any."""
         return None
@@ -152,6 +158,13 @@ class DomainMethod(Method):
         turn = steps_of_round(client.worker.train, len(client.training))
         passed = (client.round - 1) * turn + client.steps
         return torch.tensor(weight if passed >= steps else min(weight, 1.0))
+
+    def step(self, client: Client, batch: Batch) -> None:
+        """Takes a step of the same length whatever the weight: all terms' gradients are divided."""
+        terms = self.loss(client, batch)
+        if self.domains(client) > 1:
+            terms = gently(terms, self.drawn(client, batch)[WEIGHT])
+        client.descend(terms)
 
 
 def gently(terms: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
@@ -174,7 +187,7 @@ def unreached_weight(
         rounds: the number of all rounds.
         clients: the number of domains and of images of each; asked for only if it matters.
     """
-    annealing = method.annealing() if isinstance(method, DomainMethod) else None
+    annealing = method.annealing() if isinstance(method, PenalisedLosses) else None
     counts = [*clients] if annealing else []
     if not annealing or not any(domains > 1 for domains, _ in counts):
         return []

@@ -85,18 +85,19 @@ class GroupDRO(DomainMethod, WeighedByLoss):
         weights = torch.full((count,), 1 / count, device=client.device)
         client.scratch[OWN] = weights.copy_(before) if len(before) == count else weights
 
-    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the weighted loss, after a step of the weights if they are the client's."""
+        terms = super().output_loss(client, batch, outputs)
         if self.weighs:
-            total = self.weighed_loss(client, batch, embeddings)
-            return {client.worker.task.term: total}
+            total = self.weighed_loss(client, batch, outputs)
+            return terms | {client.worker.task.term: total}
         if self.domains(client) < 2:
-            return super().head_loss(client, batch, embeddings)
-        losses, counts = self.losses(client, batch, client.network.classifier(embeddings))
+            return terms
+        losses, counts = self.losses(client, batch, outputs)
         means = domain_means(losses, counts)
         weights = self.grown(client.scratch[OWN], means.detach())
         client.scratch[OWN].copy_(weights)
-        return {client.worker.task.term: (weights * means).sum()}
+        return terms | {client.worker.task.term: (weights * means).sum()}
 
     def report(self, client: Client) -> Message:
         """Has the client remember its weights."""

@@ -28,7 +28,7 @@ from torch.nn.functional import one_hot
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
-from feddg.methods.domains import MEMBER, DomainMethod, domain_means, gently, mean_over
+from feddg.methods.domains import MEMBER, WEIGHT, PenalisedLosses, domain_means, mean_over
 
 
 class IRMSettings(MethodSettings):
@@ -41,7 +41,7 @@ class IRMSettings(MethodSettings):
 
 
 @register
-class IRM(DomainMethod):
+class IRM(PenalisedLosses):
     """Penalises what each domain would gain by scaling the logits."""
 
     name = "irm"
@@ -59,23 +59,22 @@ class IRM(DomainMethod):
         drawn = super().draws(client, positions, labels)
         rank = (drawn[MEMBER].cumsum(0) * drawn[MEMBER]).sum(1)
         weight = self.annealed(client, self.settings.irm_weight, self.settings.irm_anneal)
-        return drawn | {"irm/even": rank % 2, "irm/weight": weight}
+        return drawn | {"irm/even": rank % 2, WEIGHT: weight}
 
-    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the mean of the domains' losses, and the penalty."""
+        terms = super().output_loss(client, batch, outputs)
         if self.domains(client) < 2:
-            return super().head_loss(client, batch, embeddings)
-        logits = client.network.classifier(embeddings).float()
+            return terms
+        logits = outputs.float()
         losses, weights = self.losses(client, batch, logits)
         present, drawn = self.member(client, batch)[1], self.drawn(client, batch)
-        terms = {client.worker.task.term: mean_over(domain_means(losses, weights), present)}
+        terms[client.worker.task.term] = mean_over(domain_means(losses, weights), present)
         if not self.settings.irm_weight:
             return terms
         even, slopes = drawn["irm/even"], self.slopes(client, batch, logits)
         first, second = (domain_means(slopes, weights * half[:, None]) for half in (even, 1 - even))
-        weight = drawn["irm/weight"]
-        terms["invariance"] = weight * mean_over(first * second, present)
-        return gently(terms, weight)
+        return terms | {"invariance": drawn[WEIGHT] * mean_over(first * second, present)}
 
     def slopes(self, client: Client, batch: Batch, logits: Tensor) -> Tensor:
         """Returns each image's derivative of the loss by the logits' scale, ``(B,)``."""

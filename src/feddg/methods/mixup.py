@@ -45,6 +45,7 @@ class Mixup(DomainMethod):
     title = "Mixup"
     summary = "images of two domains are mixed, and their labels (Zhang et al. 2018)"
     settings: MixupSettings
+    any_task = True
     needs_images = True
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
@@ -59,16 +60,27 @@ class Mixup(DomainMethod):
         return super().draws(client, positions, labels) | drawn
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Returns the loss of mixed images under both images' labels."""
+        """Mixes images, and their views in the same way."""
         if self.domains(client) < 2:
             return super().loss(client, batch)
         drawn = self.drawn(client, batch)
         partners, share = drawn["mixup/partners"], drawn["mixup/share"]
-        mixed = replace(batch, images=batch.images[partners].lerp(batch.images, share))
-        embeddings = client.embeddings(mixed)
-        terms = self.head_loss(client, mixed, embeddings)
-        others = replace(mixed, labels=batch.labels[partners], host_labels=None)
-        partly = self.head_loss(client, others, embeddings)
+        mixed = replace(
+            batch,
+            images=batch.images[partners].lerp(batch.images, share),
+            views={name: view[partners].lerp(view, share) for name, view in batch.views.items()},
+            targets=batch.targets | {"mixup": batch.labels[partners]},
+        )
+        return super().loss(client, mixed)
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Returns the loss of mixed images under both images' labels."""
+        terms = super().head_loss(client, batch, embeddings)
+        if "mixup" not in batch.targets:
+            return terms
+        others = replace(batch, labels=batch.targets["mixup"], host_labels=None)
+        partly = super().head_loss(client, others, embeddings)
+        share = self.drawn(client, batch)["mixup/share"]
         return {name: partly[name].lerp(term, share.to(term)) for name, term in terms.items()}
 
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
-from feddg.methods.domains import DomainMethod, domain_means, gently, mean_over
+from feddg.methods.domains import WEIGHT, PenalisedLosses, domain_means, mean_over
 
 
 class VRExSettings(MethodSettings):
@@ -40,7 +40,7 @@ class VRExSettings(MethodSettings):
 
 
 @register
-class VREx(DomainMethod):
+class VREx(PenalisedLosses):
     """Penalises the variance of the domains' losses."""
 
     name = "vrex"
@@ -56,13 +56,14 @@ class VREx(DomainMethod):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the penalty's weight."""
         weight = self.annealed(client, self.settings.vrex_weight, self.settings.vrex_anneal)
-        return super().draws(client, positions, labels) | {"vrex/weight": weight}
+        return super().draws(client, positions, labels) | {WEIGHT: weight}
 
-    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the mean of the domains' losses, and the variance."""
+        terms = super().output_loss(client, batch, outputs)
         if self.domains(client) < 2:
-            return super().head_loss(client, batch, embeddings)
-        losses, weights = self.losses(client, batch, client.network.classifier(embeddings))
+            return terms
+        losses, weights = self.losses(client, batch, outputs)
         member, present = self.member(client, batch)
         means = domain_means(losses, weights)
         mean = mean_over(means, present)
@@ -70,6 +71,6 @@ class VREx(DomainMethod):
             variances = (means - mean).square()
         else:
             variances = domain_means((losses - (member * means).sum(1)).square(), weights)
-        weight = self.drawn(client, batch)["vrex/weight"]
-        terms = {client.worker.task.term: mean, "variance": weight * mean_over(variances, present)}
-        return gently(terms, weight)
+        weight = self.drawn(client, batch)[WEIGHT]
+        variance = weight * mean_over(variances, present)
+        return terms | {client.worker.task.term: mean, "variance": variance}

@@ -310,7 +310,7 @@ def traits_of(
     hook = first_own("aggregate", "share", "after_round")
     if hook is not None:
         facts[AGGREGATION] = f"it has its own {hook!r}, which is made for every client's own update"
-    hook = first_own("network", "begin", "loss", "head_loss", "step", "optimizer")
+    hook = first_own("network", "begin", "loss", "head_loss", "output_loss", "step", "optimizer")
     if hook is not None:
         facts[TRAINING] = f"it trains in its own way ({hook!r})"
     if trains_statistics and statistics_names(network) - getattr(network, "frozen", frozenset()):
