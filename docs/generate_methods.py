@@ -72,7 +72,7 @@ def page(method: type[Method]) -> str:
         *_differences(method),
         "## Decisions",
         _code(found["Decisions"]),
-        *_excluded(method.excludes),
+        *_excluded(method),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -149,10 +149,10 @@ def _differences(method: type[Method]) -> list[str]:
     return [*told, _table(head, [tuple(map(_code, row)) for row in rows])]
 
 
-def _excluded(excludes: Mapping[str, str]) -> list[str]:
+def _excluded(method: type[Method]) -> list[str]:
     """The methods that it refuses; the refusal says why."""
-    names = ", ".join(f"`{name}`" for name in sorted(excludes))
-    return [f"Not combined with {names}."] if excludes else []
+    names = ", ".join(f"`{name}`" for name in sorted(method.excludes) if name != method.name)
+    return [f"Not combined with {names}."] if names else []
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -15,6 +15,7 @@ from feddg.settings import TrainSettings
 from federations import federation, same
 
 NAMES = tuple(methods())
+WEIGH = ("csac", "feddg-ga", "group_dro", "local", "scaffold")
 # Plain gradient descent: Adam would blow differences of rounding up.
 TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
 
@@ -99,6 +100,7 @@ def test_ridge_goes_with_nothing_that_trains_otherwise(subtests):
     for other in [
         *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
         *("scaffold", "selfreg", "vista"),
+        *("afl", "coral", "fish", "group_dro", "irm", "mixup", "mmd", "vrex"),
     ]:
         with subtests.test(other=other):
             for name in (f"ridge+{other}", f"{other}+ridge"):
@@ -132,6 +134,14 @@ def test_impossible_names_are_refused_with_the_reason(subtests):
         ("mixstyle+ridge", "ridge adds up what a fixed network gives .* choose one"),
         ("ridge+fedgma", "sums count by their images"),
         ("csac+local", "local sends no weights"),
+        *((f"afl+{other}", "afl decides at the server what each") for other in WEIGH),
+        *((f"{other}+afl", "afl decides at the server what each") for other in WEIGH),
+        ("fish+scaffold", "fish goes most of the way back"),
+        ("scaffold+fish", "fish goes most of the way back"),
+        ("fish+mmd", "fish steps on one domain at a time"),
+        ("irm+vrex", "each replaces the mean over images by one of its own"),
+        ("group_dro+irm", "each replaces the mean over images by one of its own"),
+        ("csac+mixup", "csac compares the features of the batch's own images"),
         ("csac+outlines", "csac compares the features of the batch's own images"),
         ("fedavg+jigen", "every method contains fedavg; leave it out"),
         ("randconv+pardon", "randconv replaces 'loss', so pardon's would never run, nor"),

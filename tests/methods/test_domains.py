@@ -323,6 +323,26 @@ def test_terms_of_another_part_count_once_before_or_behind(subtests):
             assert both == alone
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("afl+irm", {"afl_over": "domains"}, "set method.afl_over to clients"),
+        ("vrex+afl", {"afl_over": "domains"}, "set method.afl_over to clients"),
+        ("group_dro+local", {"dro_weights": "federation"}, "set method.dro_weights to client"),
+    ],
+)
+def test_parts_that_undo_each_other_under_some_settings_are_refused_under_these(
+    name, settings, reason
+):
+    def checked(settings):
+        experiment = Experiment(method={"name": name} | settings, hold_out="sketch")
+        build_method(name, settings).check(experiment)
+
+    checked({})
+    with pytest.raises(ExperimentError, match=reason):
+        checked(settings)
+
+
 @pytest.mark.parametrize(("name", "weight"), [("irm", 100), ("vrex", 10)])
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_step_divides_the_gradients_of_all_terms_by_the_weight(name, weight, order):

@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ClientError
+from feddg.errors import ClientError, ExperimentError
 from feddg.messages import (
     MOST_ROWS,
     Broadcast,
@@ -48,8 +48,11 @@ from feddg.messages import (
     joined,
 )
 from feddg.methods.base import Ask, Method, MethodSettings, State, others_have_setup, register
+from feddg.methods.baselines import Local
+from feddg.methods.domains import PenalisedLosses
 from feddg.models.network import Network
 from feddg.models.task import losses_by_image
+from feddg.settings import ExperimentSettings
 
 WEIGHTS, IMAGES = "weights_by_loss", "domain_images"
 QUESTION = "losses"
@@ -95,6 +98,20 @@ class WeighedByLoss(Method):
     def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
         """Returns weights ``(G,)``, whose sum is 1, after a round with these losses ``(G,)``."""
         raise NotImplementedError
+
+    def check(self, experiment: ExperimentSettings) -> None:
+        """Refuses weights without an average, or where another part replaces the loss."""
+        super().check(experiment)
+        if self.weighs and isinstance(self, Local):
+            raise ExperimentError(
+                f"{self.name}: its weights follow the losses under the clients' average, and local "
+                "has none; choose one, or set method.dro_weights to client"
+            )
+        if _over_domains(self) and isinstance(self, PenalisedLosses):
+            raise ExperimentError(
+                f"{self.name}: weights of domains and the mean over domains replace each other; "
+                "choose one, or set method.afl_over to clients"
+            )
 
     def factors(self, weights: Tensor, images: Tensor) -> Tensor:
         """Returns what an image of each domain counts in a client's loss, ``(G,)``.
@@ -231,6 +248,11 @@ class AFL(WeighedByLoss):
     title = "AFL"
     summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
     settings: AFLSettings
+    excludes: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("csac", "feddg-ga", "group_dro", "local", "scaffold"),
+        "afl decides at the server what each client or domain counts, and the other method has its "
+        "own weights, or no server; choose one",
+    )
 
     @property
     def weighs(self) -> str:

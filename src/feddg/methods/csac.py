@@ -77,9 +77,9 @@ class CSAC(Method):
     excludes: ClassVar[dict[str, str]] = {
         "fedgma": "csac replaces the mean that fedgma masks; choose one"
     } | dict.fromkeys(
-        ("dart", "l2d", "outlines", "pardon", "randconv", "rsc"),
-        "csac compares the features of the batch's own images, once per step; dart, l2d, outlines, "
-        "pardon, randconv and rsc pass other images or parts of them through the network",
+        ("dart", "l2d", "mixup", "outlines", "pardon", "randconv", "rsc"),
+        "csac compares the features of the batch's own images, once per step; dart, l2d, mixup, "
+        "outlines, pardon, randconv and rsc pass other images or parts of them through the network",
     )
 
     def network(self, network: Network) -> Network:

@@ -146,6 +146,11 @@ class DomainMethod(Method):
 class PenalisedLosses(DomainMethod):
     """Adds a penalty to the mean of the domains' losses, with a weight that grows once."""
 
+    excludes: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("irm", "vrex", "group_dro"),
+        "each replaces the mean over images by one of its own over domains; choose one",
+    )
+
     def annealing(self) -> tuple[str, int] | None:
         """Returns the field and the number of steps before a penalty has its own weight, if any."""
         return None

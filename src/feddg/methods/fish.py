@@ -21,6 +21,8 @@ Decisions:
     domain as far.
 """
 
+from typing import ClassVar
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -49,6 +51,14 @@ class Fish(DomainMethod):
     title = "Fish"
     summary = "steps on each domain in turn, then a part of the way (Shi et al. 2022)"
     settings: FishSettings
+    excludes: ClassVar[dict[str, str]] = {
+        "scaffold": "scaffold reads a client's gradients off how far it went, and fish goes most "
+        "of the way back; choose one"
+    } | dict.fromkeys(
+        ("coral", "mixup", "mmd", "vrex"),
+        "fish steps on one domain at a time, and the other method compares those of a batch; "
+        "choose one",
+    )
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the rows of each domain in the batch, in the order of their steps."""

@@ -206,6 +206,7 @@ class Ridge(Method):
         (
             *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
             *("mixstyle", "scaffold", "selfreg", "vista"),
+            *("afl", "coral", "fish", "group_dro", "irm", "mixup", "mmd", "vrex"),
         ),
         "ridge adds up what a fixed network gives for images and trains nothing, and the other "
         "method changes the network or how it is trained; choose one",
