@@ -431,6 +431,10 @@ class EntrySchema:
     def __str__(self) -> str:
         return self.what
 
+    def sent_by(self, method: Any) -> bool:
+        """Whether a method with its settings sends the entry."""
+        return self.when is None or bool(self.when(method))
+
     def tensor_check(
         self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]
     ) -> Check:

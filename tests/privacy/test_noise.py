@@ -358,19 +358,23 @@ UNSOUND = {
     "fedbn": "stay with each client",
     "fedgma": "its own 'aggregate'",
     "randaug+fedgma": "its own 'aggregate'",
+    "randaug+group_dro": "answer:",
 }
+AT_THE_SERVER = {"name": "randaug+group_dro", "dro_weights": "federation"}
+SENDS_NOTHING = {"name": "pardon", "contrastive": "ordinary"}
 
 
 def test_methods_that_clipping_does_not_protect_are_refused(subtests):
     for name in UNSOUND:
         with subtests.test(name=name):
-            experiment = chosen(method=name)
+            experiment = chosen(method=AT_THE_SERVER if "group_dro" in name else name)
             with pytest.raises(ExperimentError, match=UNSOUND[name]):
                 defences_for(experiment, *build(experiment, 10))
 
 
 def test_methods_whose_server_takes_the_mean_of_weights_are_protected(subtests):
-    for name in ["fedavg", "fedprox", "mixstyle", "jigen", "randaug+rsc"]:
+    plain = ["fedavg", "fedprox", "mixstyle", "jigen", "randaug+rsc", "group_dro", "irm+mixup"]
+    for name in [*plain, SENDS_NOTHING]:
         with subtests.test(name=name):
             experiment = chosen(method=name)
             assert defences_for(experiment, *build(experiment, 10)).defences

@@ -362,6 +362,18 @@ def test_what_it_does_not_go_with_is_refused_before_round_1(subtests):
             refused(**fields)
 
 
+def test_what_a_method_never_sends_with_its_settings_is_no_reason_to_refuse_it(subtests):
+    for method in [
+        "group_dro",
+        {"name": "pardon", "contrastive": "ordinary"},
+        {"name": "pardon+group_dro", "contrastive": "ordinary"},
+    ]:
+        with subtests.test(method=method):
+            assert refused(method).defences
+    with pytest.raises(ExperimentError, match="answer:losses"):
+        refused({"name": "group_dro", "dro_weights": "federation"})
+
+
 def test_noise_goes_with_it_and_clients_count_alike():
     defences = refused(privacy={"epsilon": 8})
     assert [defence.name for defence in defences.defences] == ["clipping", "secure_aggregation"]

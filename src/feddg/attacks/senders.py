@@ -189,7 +189,7 @@ def _statistics(network: Network) -> dict[str, SentEntry]:
 
 
 def _is_attackable(key: str, schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
-    if schema.when is not None and not schema.when(method):
+    if not schema.sent_by(method):
         return False
     if not schema.dtype.is_floating_point or not key.startswith(("statistics/", "update/")):
         return False

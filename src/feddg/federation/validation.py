@@ -198,7 +198,7 @@ class MessageChecks(RoundHook):
         declared = {**added, **(also or {})}
         self._schemas: dict[str, dict[str, EntrySchema]] = {}
         for key, schema in declared.items():
-            if not schema.when or schema.when(method):
+            if schema.sent_by(method):
                 purpose, _, name = key.partition("/")
                 self._schemas.setdefault(purpose, {})[name] = schema
         self.heads = train.head_rounds if train is not None else 0

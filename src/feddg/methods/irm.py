@@ -9,8 +9,8 @@ D.
 Equations:
     L = mean_g CE_g + w mean_g s_g(even) s_g(odd),    s = d/dt CE(t z, y) at t = 1
     over the domains g in the batch, s on every other image of the domain; w = 1 for the first
-    `irm_anneal` steps. A domain of one image has no penalty. All gradients are divided by w where it
-    is above 1, as in the authors' code: Adam does not notice, and SGD keeps its step.
+    `irm_anneal` steps. A domain of one image has no penalty. All gradients are divided by w where
+    it is above 1, as in the authors' code: Adam does not notice, and SGD keeps its step.
 
 Leaves the client:
     The network, as in FedAvg.

@@ -266,6 +266,11 @@ register = DEFENCES.register
 """Class decorator that adds a defence under its name."""
 
 
+def sent_by(method: Method) -> dict[str, EntrySchema]:
+    """Returns the schemas of what leaves a client under a method's settings, by entry."""
+    return {entry: schema for entry, schema in method.sends.items() if schema.sent_by(method)}
+
+
 def traits_of(
     method: Method,
     network: nn.Module,
@@ -283,13 +288,18 @@ def traits_of(
         covered: entries of the method's messages that are protected otherwise.
         head: how the classifier is initialised.
     """
-    kind = type(method)
+    kind, sends = type(method), sent_by(method)
     facts: dict[str, str | None] = dict.fromkeys(TRAITS)
 
     owners = [c for c in kind.__mro__ if c not in (Method, object) and not vars(c).get("one_round")]
 
-    def first_own(*hooks: str) -> str | None:
+    def first_own(owners: list[type], *hooks: str) -> str | None:
         return next((h for h in hooks if any(h in vars(owner) for owner in owners)), None)
+
+    def is_idle(part: type) -> bool:
+        """Whether a part has messages of its own, and none is sent."""
+        own = vars(part).get("sends", {}).keys() - Method.sends.keys()
+        return bool(own) and not own & sends.keys()
 
     about_sums = {
         entry
@@ -298,19 +308,21 @@ def traits_of(
         for entry in vars(c)["sends"]
         if entry.startswith("answer:")
     }
-    for entry in sorted(kind.sends.keys() - Method.sends.keys() - about_sums, reverse=True):
+    for entry in sorted(sends.keys() - Method.sends.keys() - about_sums, reverse=True):
         trait = EXTRAS if entry.startswith("update/") else CLIENT_STATISTICS
         if trait == EXTRAS or entry not in covered:
-            facts[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"
+            facts[trait] = f"{entry} ({sends[entry]}) leaves the client as well"
     if head != "random":
         facts[CLIENT_STATISTICS] = f"train.head is {head}, whose sums leave the client as well"
     local = sorted(local_names(method, network))
     if local:
         facts[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"
-    hook = first_own("aggregate", "share", "after_round")
+    at_server = [owner for owner in owners if not is_idle(owner)]
+    hook = first_own(at_server, "aggregate", "share", "after_round")
     if hook is not None:
         facts[AGGREGATION] = f"it has its own {hook!r}, which is made for every client's own update"
-    hook = first_own("network", "begin", "loss", "head_loss", "output_loss", "step", "optimizer")
+    training = "network", "begin", "loss", "head_loss", "output_loss", "step", "optimizer"
+    hook = first_own(owners, *training)
     if hook is not None:
         facts[TRAINING] = f"it trains in its own way ({hook!r})"
     if trains_statistics and statistics_names(network) - getattr(network, "frozen", frozenset()):

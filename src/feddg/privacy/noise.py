@@ -40,6 +40,7 @@ from feddg.privacy.defence import (
     RowsFolder,
     WeightNames,
     register,
+    sent_by,
 )
 from feddg.privacy.robust import distance, length, shrunk
 from feddg.rng import add_noise
@@ -414,7 +415,7 @@ class NoisedRecords(_Charged):
 
 def require_styles(privacy: PrivacySettings, method: Method) -> None:
     """Raises ExperimentError if a method sends no styles that can be noised, or others beside."""
-    sends, covered = type(method).sends, type(method).noises
+    sends, covered = sent_by(method), type(method).noises
     more = [e for e in sends if e.startswith("statistics/") and e not in covered | _COUNTS]
     if covered and method.has_setup and not more:
         return
