@@ -16,7 +16,7 @@ import pytest
 from feddg.comparison.results import Results, read_comparison, results_of
 from feddg.comparison.results_file import to_text
 from feddg.comparison.statistics import paired_margin
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warning
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report.blocks import Chart, Code, Facts, Fold, Prose, Table
@@ -445,6 +445,26 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
     assert "PARDON" in rows
     (facts,) = [block for block in page.opening if isinstance(block, Facts)]
     assert not any(fact.accent for fact in facts.facts)
+
+
+@pytest.mark.parametrize("gain", [0.2, -0.5])
+def test_a_method_that_had_nothing_to_compare_is_named_even_if_none_is_fit(tmp_path, gain):
+    """A run says it before round 1; among many runs nobody reads that."""
+
+    class Idle(FolderMaker):
+        def summary(self):
+            idle = [] if self.method == "fedavg" else [warning("one-domain-clients", "It idles.")]
+            return super().summary().model_copy(update={"diagnostics": idle})
+
+    folders = [
+        Idle(tmp_path / f"{method}{seed}", method=method, seed=seed, gain=gain).write()
+        for method in ("fedavg", "pardon")
+        for seed in range(2)
+    ]
+    said = [one for one in about_results(results_of(folders)) if one.code == "one-domain-clients"]
+    assert [one.severity for one in said] == ["warning"]
+    assert said[0].text.endswith("nothing to compare: PARDON in both runs.")
+    assert "--partition iid" in said[0].advice
 
 
 def nothing_in(folder):

@@ -30,6 +30,7 @@ from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     MAJORITY,
+    OF_SETTINGS,
     STILL_RISING,
     UNSTEADY,
     about_accuracy,
@@ -549,6 +550,8 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
         ]
     table = row.run.table
     diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
+    recorded = row.run.summary.diagnostics if row.run.summary else []
+    diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
     # Of methods beside each other about_lead says how much they fluctuate.
     return [(one.code, one.severity) for one in diagnostics if one.code != UNSTEADY]
 

@@ -19,6 +19,8 @@ MEMBER = "domains/member"
 """Name of ``(B, G)``, drawn for a batch: 1 where an image is of a domain of its client, else 0."""
 WEIGHT = "domains/weight"
 """Name of what a penalty counts at a step, drawn for a batch."""
+ONE_DOMAIN, NEVER_WEIGHTED = "one-domain-clients", "annealing-never-ends"
+DEAL_OUT = "Deal the domains out with --partition iid, or with a larger --heterogeneity."
 NUMBERS, COUNT = "domains/numbers", "domains/count"
 
 
@@ -205,7 +207,7 @@ def unreached_weight(
         f"weight counts after {begins} ({field}): until then it is 1."
     )
     advice = "In a short run 1 may be the best weight: a larger one keeps a network from learning."
-    return [warning("annealing-never-ends", text, advice)]
+    return [warning(NEVER_WEIGHTED, text, advice)]
 
 
 def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
@@ -223,12 +225,9 @@ def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
     if not all(alone):
         some = f"{sum(alone)} of {len(alone)} clients have images of one domain: "
         text = f"{some}there {title} has nothing to compare."
-        return [note("one-domain-clients", text)]
-    return [
-        warning(
-            "one-domain-clients",
-            f"{title} compares the domains within a client, and every client has one domain: it "
-            "has nothing to do, and trains plainly.",
-            "Deal the domains out with --partition iid, or with a larger --heterogeneity.",
-        )
-    ]
+        return [note(ONE_DOMAIN, text)]
+    text = (
+        f"{title} compares the domains within a client, and every client has one domain: it has "
+        "nothing to do, and trains plainly."
+    )
+    return [warning(ONE_DOMAIN, text, DEAL_OUT)]

@@ -20,6 +20,7 @@ from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
+from feddg.methods.domains import DEAL_OUT, ONE_DOMAIN
 from feddg.records import TEST, as_cell, as_csv
 from feddg.report.blocks import (
     Block,
@@ -44,7 +45,7 @@ from feddg.report.text import (
     split_heading,
     table_from,
 )
-from feddg.runs.diagnostics import IN_WORDS, MAJORITY, STILL_RISING
+from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.text import (
@@ -70,7 +71,7 @@ SEEN_FROM = 0.03
 """A difference that a table should be able to show: where it cannot, it says so."""
 MOST_DOMAINS = 6
 """With more domains, a table shows how far their differences spread."""
-ADVICE = {STILL_RISING: "Train longer."}
+ADVICE = {STILL_RISING: "Train longer.", ONE_DOMAIN: DEAL_OUT}
 
 
 def by_method(
@@ -452,7 +453,7 @@ def about_results(results: Results) -> list[Diagnostic]:
         for method in results.methods
         for code, severity, where in about_method(results, method)
         # Where no method is fit, that says the gravest of all of them.
-        if results.no_method_fit is None or severity != "warning"
+        if results.no_method_fit is None or severity != "warning" or code in OF_SETTINGS
     )
     diagnostics = []
     for (code, severity), places in findings.items():

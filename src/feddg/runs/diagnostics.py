@@ -14,6 +14,7 @@ from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.experiment import Experiment, fewest_fields
+from feddg.methods.domains import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
 from feddg.runs.reading import Run, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
@@ -58,6 +59,8 @@ LEAST_GAP: Final = 0.35
 """Difference of accuracy between seen and unseen domains above which it is reported."""
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
+OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
+"""What a run says before round 1 of a method that does less than its name promises."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 CONSTANT_ANSWER: Final = "always answering the most frequent class"
 IN_WORDS: Final = {
@@ -66,6 +69,8 @@ IN_WORDS: Final = {
     UNTRAINED: "worse than before training",
     STILL_RISING: "accuracy was still rising when training ended",
     FAR_BELOW_SEEN: "far worse on the unseen domain than on those of training",
+    ONE_DOMAIN: "clients have images of one domain, and there the method has nothing to compare",
+    NEVER_WEIGHTED: "the penalty never had its weight, because annealing takes more steps",
 }
 """What is found in runs, by code, where several are spoken of together."""
 
