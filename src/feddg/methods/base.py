@@ -108,7 +108,7 @@ class Method:
 
     Attributes:
         name: the name in settings; a composition joins its parts' names with ``+``.
-        title: the name as the paper spells it; ``name`` by default.
+        title: the name as the paper spells it; the class's by default.
         aliases: other names in settings.
         summary: one line for ``feddg methods``.
         settings: the hyper-parameters. A subclass annotates them with its own class
@@ -165,12 +165,12 @@ class Method:
     waits: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""
+        """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the class."""
         super().__init_subclass__(**keywords)
         if "settings" in inspect.get_annotations(cls):
             cls.Settings = get_type_hints(cls)["settings"]
         if "name" in vars(cls) and "title" not in vars(cls):
-            cls.title = cls.name
+            cls.title = cls.__name__
 
     def __init__(self, settings: MethodSettings | None = None, **fields: object) -> None:
         """Takes the hyper-parameters, as keywords or as an object.

@@ -45,7 +45,6 @@ class FedAvg(Method):
     """
 
     name = "fedavg"
-    title = "FedAvg"
     summary = "weighted mean of the clients' weights (McMahan et al. 2017)"
 
 
@@ -81,7 +80,6 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    title = "FedProx"
     summary = "FedAvg with a proximal term (Li et al. 2020)"
     settings: FedProxSettings
 
@@ -151,7 +149,6 @@ class Centralised(Method):
 
     name = "centralised"
     aliases = ("centralized",)
-    title = "Centralised"
     summary = "reference line: all training images in one place, equally many steps"
     gathers_images = True
     in_process_only = "it trains on all images in one place, and no image ever leaves a site"
@@ -200,7 +197,6 @@ class Local(Method):
         ("copa", "csac", "feddg-ga", "fedgma", "fedig", "fedig-a"),
         "local sends no weights, and the other method's server works on them",
     )
-    title = "Local"
     summary = "reference line: every client alone, with a model of its own"
     presets: ClassVar[Presets] = {"*": {"train": {"head": "random"}}}
     in_process_only = "its models stay with the clients, where nobody could measure them"

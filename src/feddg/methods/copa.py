@@ -80,7 +80,6 @@ class COPA(Method):
     """Assembles classifiers instead of averaging them; the extractor learns to suit them all."""
 
     name = "copa"
-    title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
     settings: COPASettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {

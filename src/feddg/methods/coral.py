@@ -51,7 +51,6 @@ class CORAL(DomainMethod):
     """Penalises differences of the domains' covariances."""
 
     name = "coral"
-    title = "CORAL"
     summary = "the domains' features have one covariance (Sun and Saenko 2016)"
     settings: CORALSettings
     together = 2

@@ -71,7 +71,6 @@ class CSAC(Method):
     """Layer-wise aggregation by distance, and calibration against the client's own model."""
 
     name = "csac"
-    title = "CSAC"
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
     settings: CSACSettings
     excludes: ClassVar[dict[str, str]] = {

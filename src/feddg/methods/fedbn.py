@@ -38,7 +38,6 @@ class FedBN(Method):
     """
 
     name = "fedbn"
-    title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
     any_task = True
     presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
@@ -88,7 +87,6 @@ class SiloBN(Method):
     """
 
     name = "silobn"
-    title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
     any_task = True
     presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}

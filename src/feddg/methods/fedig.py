@@ -110,7 +110,6 @@ class FedIG(SiloBN):
     """Keeps embeddings the same under mixed image and federation statistics."""
 
     name = "fedig"
-    title = "FedIG"
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
     any_task = False  # its entropies are of classes
     settings: FedIGSettings

@@ -94,7 +94,6 @@ class FedSR(Method):
     """Samples a Gaussian embedding that is short and close to its class's reference."""
 
     name = "fedsr"
-    title = "FedSR"
     summary = "a short, class-conditional Gaussian embedding (Nguyen et al. 2022)"
     settings: FedSRSettings
     excludes: ClassVar[dict[str, str]] = {

@@ -49,7 +49,6 @@ class MMD(DomainMethod):
     """Penalises the maximum mean discrepancy between the domains' embeddings."""
 
     name = "mmd"
-    title = "MMD"
     summary = "the domains' features are distributed alike, by a kernel (Li et al. 2018)"
     settings: MMDSettings
 

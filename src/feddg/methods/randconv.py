@@ -59,7 +59,6 @@ class RandConv(Method):
     """Random convolutions of an image must be classified alike."""
 
     name = "randconv"
-    title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
     any_task = True
     needs_images = True

@@ -179,7 +179,6 @@ class Ridge(Method):
     """The classifier in closed form, from one message of sums a client."""
 
     name = "ridge"
-    title = "Ridge"
     aliases = ("fed3r",)
     summary = "the classifier in closed form, in one round (Fani et al. 2024)"
     settings: RidgeSettings

@@ -50,7 +50,6 @@ class SelfReg(Method):
     """Pulls logits and features of the same class together, with positive pairs only."""
 
     name = "selfreg"
-    title = "SelfReg"
     summary = "draws same-class logits and features together (Kim et al. 2021)"
     settings: SelfRegSettings
 
