@@ -12,7 +12,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Update, Weights
 from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
 from feddg.models.network import Network
-from feddg.settings import ExperimentSettings
+from feddg.settings import ExperimentSettings, NotNegative
 
 STARTED = "local/started"
 """Name, in the state's extras, of the mask of clients that have a model of their own."""
@@ -51,10 +51,8 @@ class FedAvg(Method):
 class FedProxSettings(MethodSettings):
     """Hyper-parameters of FedProx."""
 
-    mu: float = Field(
+    mu: NotNegative = Field(
         0.01,
-        ge=0,
-        allow_inf_nan=False,
         description="weight of the proximal term (code of CCST and FedBN: 0.01; FedIG: 0.1)",
     )
 

@@ -43,6 +43,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights, copied
 from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.models.network import Network
+from feddg.settings import NotNegative
 
 PRIVATE = "csac/"
 BANDWIDTHS = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
@@ -52,9 +53,7 @@ BANDWIDTHS = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
 class CSACSettings(MethodSettings):
     """Hyper-parameters of CSAC."""
 
-    calibration: float = Field(
-        0.6, ge=0, allow_inf_nan=False, description="weight of both alignments (authors' code)"
-    )
+    calibration: NotNegative = Field(0.6, description="weight of both alignments (authors' code)")
     kernels: Literal["mean", "sum"] = Field(
         "mean",
         description="of the five kernels; sum: added up, on pairs of different images (authors' "

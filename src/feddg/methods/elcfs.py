@@ -44,7 +44,7 @@ from feddg.messages import EntrySchema, Message, Weights, joined
 from feddg.methods.base import Method, MethodSettings, Presets, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
-from feddg.settings import ExperimentSettings, Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
 
 
 class ElcfsSettings(MethodSettings):
@@ -53,7 +53,7 @@ class ElcfsSettings(MethodSettings):
     window: float = Field(0.01, ge=0, le=0.25, description="half-width by side (paper; code: 0)")
     mixing: Literal["uniform", "full"] = Field("uniform", description="l ~ U(0, 1), or 1 (code)")
     bank_share: Fraction = Field(1 / 8, description="share of images in the bank (paper)")
-    meta_step: float = Field(1e-3, ge=0, description="size of the trial step (code)")
+    meta_step: NotNegative = Field(1e-3, description="size of the trial step (code)")
     clip: Positive = Field(100.0, description="largest entry of the trial step's gradient (code)")
     meta_order: Literal["first", "second"] = Field(
         "second", description="whether the trial step itself is differentiated"

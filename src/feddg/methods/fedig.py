@@ -63,7 +63,7 @@ from feddg.models.normalization import (
     normalize_stored,
     stored_in,
 )
-from feddg.settings import ExperimentSettings, Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
 
 GLOBAL = "fedig/statistics"
 
@@ -71,11 +71,11 @@ GLOBAL = "fedig/statistics"
 class FedIGSettings(MethodSettings):
     """Hyper-parameters of FedIG."""
 
-    classification_weight: float = Field(
-        0.1, ge=0, allow_inf_nan=False, description="l1 of the classifier's term (paper, all data)"
+    classification_weight: NotNegative = Field(
+        0.1, description="l1 of the classifier's term (paper, all data)"
     )
-    feature_weight: float = Field(
-        4.0, ge=0, allow_inf_nan=False, description="l2 of the embeddings' term (paper, all data)"
+    feature_weight: NotNegative = Field(
+        4.0, description="l2 of the embeddings' term (paper, all data)"
     )
     feature_distance: Literal["sum", "mean"] = Field(
         "mean", description="of the squares over the embedding's dimensions (paper's Eq. 4: sum)"

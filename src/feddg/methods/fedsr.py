@@ -42,18 +42,15 @@ from feddg.models.network import (
     Network,
     embedding_of,
 )
+from feddg.settings import NotNegative
 
 
 class FedSRSettings(MethodSettings):
     """Hyper-parameters of FedSR."""
 
-    alpha_l2r: float = Field(
-        0.01, ge=0, allow_inf_nan=False, description="weight of the length (authors' code, PACS)"
-    )
-    alpha_cmi: float = Field(
+    alpha_l2r: NotNegative = Field(0.01, description="weight of the length (authors' code, PACS)")
+    alpha_cmi: NotNegative = Field(
         0.001,
-        ge=0,
-        allow_inf_nan=False,
         description="weight of the divergence from the class reference (authors' code, PACS)",
     )
     length: Literal["norm", "squared"] = Field(

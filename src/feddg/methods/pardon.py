@@ -49,7 +49,7 @@ from feddg.messages import Message, SchemaContext, Weights, joined, on_device
 from feddg.methods.base import Presets, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fields, Fraction
+from feddg.settings import Fields, Fraction, NotNegative
 from feddg.styles.codec import images_at_once
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
@@ -74,17 +74,15 @@ RELEASED: Fields = {
 class PardonSettings(StyleSettings):
     """Hyper-parameters of PARDON."""
 
-    gamma1: float = Field(
-        0.75, ge=0, description="weight of the triplet term, Eq. 9 (released code)"
+    gamma1: NotNegative = Field(
+        0.75, description="weight of the triplet term, Eq. 9 (released code)"
     )
-    gamma2: float = Field(
+    gamma2: NotNegative = Field(
         0.2,
-        ge=0,
         description="weight of the embedding regulariser, Eq. 9 (code: PACS 0.2, Office-Home 0.1)",
     )
-    margin: float = Field(
+    margin: NotNegative = Field(
         0.3,
-        ge=0,
         description="triplet margin, Eq. 7: 0.3 (code); IWildCam 1.0 (a third party's summary)",
     )
     regularizer: Literal["mean", "sum"] = Field(
@@ -119,8 +117,8 @@ class PardonSettings(StyleSettings):
         "average",
         description="of an even count: mean of the middle two, or the lower (released code)",
     )
-    noise_scale: float = Field(
-        0.0, ge=0, description="s of the style perturbation (FISC, Table 10)"
+    noise_scale: NotNegative = Field(
+        0.0, description="s of the style perturbation (FISC, Table 10)"
     )
     noise_coefficient: Fraction = Field(0.0, description="p of the style perturbation")
 

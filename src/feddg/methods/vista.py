@@ -53,7 +53,7 @@ from feddg.methods.base import Presets, register
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fraction
+from feddg.settings import Fraction, NotNegative
 from feddg.styles.codec import adain
 from feddg.styles.statistics import FeatureMoments, client_style, finch, interpolation_style
 
@@ -70,7 +70,7 @@ class VistaSettings(StyleSettings):
     versions: int = Field(3, ge=1, description="versions of each image per step (RandConv: 3)")
     style_probability: Fraction = Field(0.5, description="of Eq. 3, per version")
     convolution_probability: Fraction = Field(1.0, description="of Eq. 4, per version")
-    consistency_weight: float = Field(10.0, ge=0, description="weight of the divergence, Eq. 5")
+    consistency_weight: NotNegative = Field(10.0, description="weight of the divergence, Eq. 5")
 
 
 @register
