@@ -63,6 +63,8 @@ yields client ids with answers.
 """
 
 
+Statistics = Sequence[tuple[int, Message]]
+"""Ids of clients, ascending, with what they sent before training."""
 Presets = dict[str, Fields]
 """An experiment's fields by preset, which is a data set's name, or ``*`` for all."""
 
@@ -210,13 +212,11 @@ class Method:
         """At a client: returns the statistics it sends to the server before training."""
         return None
 
-    def aggregate_statistics(
-        self, client_statistics: Iterable[tuple[int, Message]]
-    ) -> Message | None:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message | None:
         """At the server: returns the shared context for all clients, from their statistics."""
         return None
 
-    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Statistics) -> Groups:
         """At the server: returns the groups of clients by their statistics, for the records."""
         return {}
 

@@ -28,7 +28,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -41,7 +41,7 @@ from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, Weights, joined
-from feddg.methods.base import Method, MethodSettings, Presets, register
+from feddg.methods.base import Method, MethodSettings, Presets, Statistics, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
@@ -134,9 +134,8 @@ class Elcfs(Method):
         side = 2 * min(self._half_width(size), (size - 1) // 2) + 1
         return side, side
 
-    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the bank: all amplitudes, and the client of each."""
-        client_statistics = list(client_statistics)
         parts = [(id, message.tensors["amplitudes"]) for id, message in client_statistics]
         owners = torch.cat([torch.full((len(part),), id) for id, part in parts])
         bank = Message(

@@ -37,7 +37,6 @@ Decisions:
     the noised style of all its images together, without clusters, since one image can change them.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -46,7 +45,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, SchemaContext, Weights, joined, on_device
-from feddg.methods.base import Presets, register
+from feddg.methods.base import Presets, Statistics, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
 from feddg.settings import Fields, Fraction, NotNegative
@@ -184,16 +183,15 @@ class Pardon(OneStyleEach):
         partitions = finch(vectors.numpy())
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 
-    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the interpolation style (Eq. 3-5)."""
-        client_statistics = list(client_statistics)
         others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
             return joined(others)
         style, _ = self._interpolated(client_statistics)
         return joined(others, Message({"style": style.float()}))
 
-    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Statistics) -> Groups:
         """Returns the groups of clients with similar styles, from which the style is made."""
         others = super().groups(client_statistics)
         if not (self.exchanges and self.settings.server_clustering):
@@ -201,9 +199,7 @@ class Pardon(OneStyleEach):
         _, labels = self._interpolated(client_statistics)
         return others | {"style": members((id for id, _ in client_statistics), labels)}
 
-    def _interpolated(
-        self, client_statistics: Sequence[tuple[int, Message]]
-    ) -> tuple[Tensor, Tensor]:
+    def _interpolated(self, client_statistics: Statistics) -> tuple[Tensor, Tensor]:
         return interpolation_style(
             torch.stack([message.tensors["style"] for _, message in client_statistics]),
             clustering=self.settings.server_clustering,
