@@ -91,7 +91,7 @@ class Clipping(_Charged):
         self, settings: PrivacySettings | None = None, schedule: Schedule | None = None
     ) -> None:
         super().__init__(settings)
-        self._schedule = schedule or Schedule(1)
+        self._schedule = schedule or Schedule(1, 1)
         self._require_met()
 
     @classmethod
