@@ -29,7 +29,7 @@ Decisions:
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import ClassVar, Literal
 
 import torch
@@ -168,13 +168,10 @@ def captured(network: Network) -> Iterator[list[Tensor]]:
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         outputs.append((output.mean((2, 3)) if output.ndim == 4 else output).float())
 
-    layers = [*network.stages, network.classifier]
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in (*network.stages, network.classifier):
+            hooks.enter_context(layer.register_forward_hook(keep))
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def cross_layer_distance(

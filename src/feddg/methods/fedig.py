@@ -190,14 +190,9 @@ class FedIG(SiloBN):
         """Averages standard deviations instead of variances."""
         if self.settings.average == "variance":
             return super().aggregate(state, updates)
-        before = state.weights
         deviations = (replace(update, weights=_powered(update.weights, 0.5)) for update in updates)
-        state.weights = _powered(before, 0.5)
-        try:
-            state = super().aggregate(state, deviations)
-        except BaseException:
-            state.weights = before
-            raise
+        before = replace(state, weights=_powered(state.weights, 0.5))
+        state = super().aggregate(before, deviations)
         state.weights = _powered(state.weights, 2.0)
         return state
 
