@@ -128,11 +128,6 @@ class Defences:
         return None
 
     @property
-    def noised(self) -> bool:
-        """Whether a defence gives differential privacy of updates."""
-        return any(defence.noised for defence in self.defences)
-
-    @property
     def sees_all(self) -> bool:
         """Whether no update may be dropped for being unlike the others.
 
