@@ -99,8 +99,8 @@ class SiloBN(Method):
         super().check(experiment)
         if experiment.model.normalization == "frozen":
             raise ExperimentError(
-                "silobn with frozen normalisation statistics is fedavg; "
-                "set model.normalization to train"
+                f"{self.name} needs the clients' own normalisation statistics, and this experiment "
+                "freezes them: set model.normalization to train"
             )
 
     def network(self, network: Network) -> Network:

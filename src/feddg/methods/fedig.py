@@ -47,7 +47,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
-from feddg.methods.base import MethodSettings, Presets, State, register
+from feddg.methods.base import MethodSettings, State, register
 from feddg.methods.fedbn import SiloBN
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -63,7 +63,7 @@ from feddg.models.normalization import (
     normalize_stored,
     stored_in,
 )
-from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
+from feddg.settings import Fraction, NotNegative, Positive
 
 GLOBAL = "fedig/statistics"
 
@@ -113,21 +113,11 @@ class FedIG(SiloBN):
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
     any_task = False  # its entropies are of classes
     settings: FedIGSettings
-    presets: ClassVar[Presets] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
         ("csac", "l2d", "randconv", "rsc", "vista"),
         "fedig passes the batch's own images through the network a second time; csac, l2d, "
         "randconv, rsc and vista pass other images or parts of them, or count the passes",
     )
-
-    def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses frozen statistics."""
-        if experiment.model.normalization == "frozen":
-            raise ExperimentError(
-                f"{self.name} mixes the clients' normalisation statistics, but this experiment "
-                "freezes them; set model.normalization to train"
-            )
-        super().check(experiment)
 
     def network(self, network: Network) -> Network:
         """Adds gates to the batch normalisation, if asked for; refuses one without statistics."""
