@@ -17,7 +17,6 @@ class Close(feddg.Method):
     """Weights are held near the received ones."""
 
     name = "close"
-    title = "Close"
     summary = "FedAvg with a term of distance"
     settings: CloseSettings
 

@@ -68,6 +68,7 @@ FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Trainable = Literal["all", "head", "norm+head", "lora"]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
+NotNegative = Annotated[float, Field(ge=0), AfterValidator(_finite)]
 
 
 class Settings(BaseModel):
@@ -295,9 +296,7 @@ class TrainSettings(Settings):
     )
     lr: Positive = Field(1e-3, description="client learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="how strongly weights are drawn to zero"
-    )
+    weight_decay: NotNegative = Field(0.0, description="how strongly weights are drawn to zero")
     decay: Literal["all", "weights"] = Field(
         "all", description="what decays: all, or weights without biases and normalisation layers"
     )
@@ -525,9 +524,7 @@ class PrivacySettings(Settings):
     clipping_norm: Positive = Field(
         0.1, description="longest change of the weights; adaptive: at the start"
     )
-    noise_multiplier: float = Field(
-        0.0, ge=0, allow_inf_nan=False, description="noise multiplier z; 0 clips only"
-    )
+    noise_multiplier: NotNegative = Field(0.0, description="noise multiplier z; 0 clips only")
     clipping_quantile: Fraction = Field(
         0.5, description="adaptive: share of updates not to be clipped"
     )

@@ -50,6 +50,14 @@ def test_per_image_entries_that_were_sent_are_the_images_own(attack):
     assert gaps["psnr"] == pytest.approx(0, abs=1e-4)
 
 
+def test_what_no_client_sends_is_not_attacked(runs, place, quick):
+    train = {"rounds": 1, "local_steps": 1, "trainable": "head", "augmentation": "none"}
+    folder = runs("fedavg", train=train)
+    for kind in ("server", "membership"):
+        with pytest.raises(RunError, match="no client sends update/statistics"):
+            attack_run(folder, kind, replace(quick, entry="statistics"), cache=place / "cache")
+
+
 def test_an_attack_is_a_function_of_its_seed(attack):
     first = attack("pardon", "server")
     assert attack("pardon", "server", again=True) == first

@@ -18,6 +18,7 @@ from feddg.attacks.senders import (
 )
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.messages import Message
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.rng import stream
@@ -95,8 +96,7 @@ def test_what_is_read_is_what_the_run_sent(place, runs, method):
         assert torch.equal(torch.cat(list(sent.values())), context["styles"].flatten(1))
     else:
         again = loaded.method.aggregate_statistics(
-            (id, type(loaded.server.state.context)({"style": rows.view(2, -1)}))
-            for id, rows in sent.items()
+            [(id, Message({"style": rows.view(2, -1)})) for id, rows in sent.items()]
         )
         assert torch.equal(again.tensors["style"], context["style"])
 

@@ -7,12 +7,13 @@ import torch
 
 from feddg.api import run
 from feddg.errors import ExperimentError
+from feddg.experiment import checked_settings
 from feddg.messages import Broadcast, Message
 from feddg.methods.base import methods
 from feddg.methods.ridge import CROSS, GRAM
 from feddg.models.closed_form import PENALTIES, SCALES, packed, unpacked
 from feddg.privacy.building import build_defences
-from feddg.settings import DefenceChoice, PrivacySettings, TrainSettings
+from feddg.settings import TrainSettings
 from federations import features_of, federation, ridge_of, same
 from flower_grid import Deployment, experiment, weights
 
@@ -147,20 +148,21 @@ def test_bad_sums_are_refused_by_their_clients_name(subtests):
 
 
 @pytest.mark.parametrize(
-    ("privacy", "defences"),
+    "hiding",
     [
-        ({}, [DefenceChoice(name="secure_aggregation")]),
-        ({"clipping": "fixed"}, []),
-        ({"record_epsilon": 2.0}, []),
+        {"defences": [{"name": "secure_aggregation"}]},
+        {"privacy": {"clipping": "fixed"}},
+        {"privacy": {"record_epsilon": 2.0}},
     ],
 )
-def test_what_hides_updates_does_not_go_with_open_sums(privacy, defences):
+def test_what_hides_updates_does_not_go_with_open_sums(hiding):
     chosen = federation(backbone="cnn_gn")
-    given = PrivacySettings(**privacy), defences, chosen.method, chosen.network
-    options = {"trains_statistics": False, "updates": 3}
-    build_defences(*given, **options)
+    fields = {"clients": {"number": 3}, "model": {"normalization": "frozen"}, **hiding}
+    build_defences(checked_settings(fields), chosen.method, chosen.network)
     with pytest.raises(ExperimentError, match=r"train\.head is ridge"):
-        build_defences(*given, **options, head="ridge")
+        build_defences(
+            checked_settings({**fields, "train": {"head": "ridge"}}), chosen.method, chosen.network
+        )
 
 
 def test_a_question_without_sums_is_not_answered():

@@ -18,13 +18,14 @@ from feddg.clients.client import Client, RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation import local_training
-from feddg.federation.federation import build, defences_for
+from feddg.federation.federation import build
 from feddg.federation.inprocess import TRAIN
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
 from feddg.federation.workers import _reply, _result, buffers_of, message_in
 from feddg.messages import EntrySchema, Message
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
+from feddg.privacy.building import build_defences
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.settings import TrainSettings
@@ -266,16 +267,16 @@ def test_a_resumed_run_has_spent_the_steps_of_both_parts(method, dearest, tmp_pa
 def test_what_mixes_images_is_refused(change, words):
     experiment = Experiment(**{**FIELDS, **change}, privacy={"record_epsilon": 4})
     with pytest.raises(ExperimentError, match=words):
-        defences_for(experiment, *build(experiment, 10))
+        build_defences(experiment, *build(experiment, 10))
 
 
 def test_a_style_of_tiles_hides_a_client_and_no_image():
     tiled = {**FIELDS, "method": "pardon", "data": FIELDS["data"] | {"tile": 16}}
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4})
     with pytest.raises(ExperimentError, match=r"style_epsilon is for one image, and data\.tile"):
-        defences_for(experiment, *build(experiment, 10))
+        build_defences(experiment, *build(experiment, 10))
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
-    assert "for a client" in defences_for(experiment, *build(experiment, 10)).diagnostics[0].text
+    assert "for a client" in build_defences(experiment, *build(experiment, 10)).diagnostics[0].text
 
 
 # What a client does in a round, whatever carries the messages.

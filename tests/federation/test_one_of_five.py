@@ -294,13 +294,13 @@ def test_a_range_that_nobody_declared_is_a_sane_one():
         sends = Method.sends | {"update/more": EntrySchema("something", (2,))}
 
     small = federation()
-    checks = MessageChecks(Plain(), small.network, 3)
+    checks = MessageChecks(Plain(), small.network, 3, TrainSettings())
     sent = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
 
     def fault(value):
         update = Update(0, 4, sent)
         update.extras.tensors["more"] = torch.tensor([value, 0.0])
-        return checks.update_fault(update)
+        return checks.update_fault(update, small.server.state)
 
     assert fault(1e5) is None
     assert "outside -1e+06 .. 1e+06" in fault(1e20)

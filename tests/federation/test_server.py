@@ -7,11 +7,11 @@ import torch
 
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.federation.federation import defences_for
 from feddg.messages import Refusal
 from feddg.methods.base import Method, weighted_mean
 from feddg.methods.baselines import FedAvg
 from feddg.models.backbones import build_network
+from feddg.privacy.building import build_defences
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
 
@@ -66,7 +66,7 @@ def test_clients_alike_beside_sums_by_images_are_refused():
         defences=["secure_aggregation"],
     )
     with pytest.raises(ExperimentError, match=r"server\.weighting: uniform needs every update"):
-        defences_for(chosen, FedAvg(), build_network("cnn", 10, weights=None))
+        build_defences(chosen, FedAvg(), build_network("cnn", 10, weights=None))
 
 
 def test_one_client_one_step_is_plain_gradient_descent():

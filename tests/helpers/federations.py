@@ -24,7 +24,7 @@ from feddg.models.normalization import batch_norms
 from feddg.models.trained import trained_by
 from feddg.privacy.building import Defences, build_defences
 from feddg.rng import numpy_stream
-from feddg.settings import DefenceChoice, PrivacySettings, ServerSettings, TrainSettings
+from feddg.settings import ExperimentSettings, ServerSettings, TrainSettings
 from feddg.simple import Federation
 
 CLASSES, SIZE = 3, 16
@@ -133,11 +133,16 @@ class SmallFederation(Federation):
                 "train": self.train,
                 "server": self.server_settings,
                 "evaluate": {"averages": "never"},
+                "model": {"normalization": "frozen" if self.freeze else "train"},
+                "privacy": self.privacy,
+                "defences": [
+                    {"name": name, "settings": settings} for name, settings in self.defences
+                ],
                 "seed": self.seed,
             }
         )
         workers = [self.new_worker() for _ in range(self.at_once)]
-        self.network, self.asked = workers[0].network, self.defences
+        self.network = workers[0].network
         rows, noted = self.ledger, Replies(self.replies)
         parts.Federation.__init__(
             self,
@@ -146,23 +151,16 @@ class SmallFederation(Federation):
             self.method,
             settings,
             workers=workers,
-            defences=self.built_defences(),
+            defences=self.built_defences(settings),
             hooks=[noted],
             ledger=Ledger(lambda row: rows.append(row.model_dump())),
         )
         assert self.server.state.round == 0  # put together now, with that ledger
         self.ledger = rows
 
-    def built_defences(self) -> Defences:
+    def built_defences(self, settings: ExperimentSettings) -> Defences:
         """What happens to updates on their way, as an experiment would have it."""
-        built = build_defences(
-            PrivacySettings(**self.privacy),
-            [DefenceChoice(name=name, settings=settings) for name, settings in self.asked],
-            self.method,
-            self.network,
-            trains_statistics=not self.freeze,
-            updates=self.per_round or len(self.sizes),
-        )
+        built = build_defences(settings, self.method, self.network)
         if not self.style_noise:
             return built
         noised = NoisedStyles(built.defences, built.facts)

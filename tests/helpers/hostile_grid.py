@@ -115,7 +115,7 @@ class HostileFederation:
         small = self.small
         self.transport.gather(self.minimum)
         self.transport.fields = {"classes": "[]", "domains": "[]"}
-        defences = small.built_defences()
+        defences = small.built_defences(small.settings)
         phase = Phase(small.method, small.network, small.settings, defences)
         ledger = Ledger(self.rows.append)
         self.server = Server(phase, self.transport, small.server.state, ledger)

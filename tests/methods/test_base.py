@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import get_type_hints
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from feddg import Experiment, run
+from feddg.errors import ExperimentError
 from feddg.methods.base import Method, State, has_global_model, methods
 from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
@@ -20,6 +22,17 @@ from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 
 NAMES = tuple(methods())
+
+
+def test_no_number_of_a_method_is_infinite(subtests):
+    """With an infinite weight the loss is infinite or NaN: the first round would say so."""
+    for name, method in methods().items():
+        numbers = [
+            n for n, field in method.Settings.model_fields.items() if field.annotation is float
+        ]
+        for number in numbers:
+            with subtests.test(f"{name}.{number}"), pytest.raises(ExperimentError, match=number):
+                method(**{number: math.inf})
 
 
 def build(name: str, **fields: object) -> SmallFederation:

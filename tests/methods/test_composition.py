@@ -279,7 +279,7 @@ def test_a_composition_joins_the_titles_of_its_parts():
     assert title_of("mixstyle+elcfs") == "MixStyle + ELCFS (FedDG)"
     assert title_of("FedDG_GA + mine") == "FedDG-GA + mine"
     assert title_of("mine + yours") == "mine + yours"
-    assert Plus.title == "plus"
+    assert Plus.title == "Plus"
 
 
 def test_a_method_without_a_name_is_refused():

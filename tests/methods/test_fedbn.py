@@ -112,12 +112,13 @@ def test_statistics_are_trained_even_where_pretrained_experiments_freeze_them(na
     assert Experiment(**options, method=name).model.normalization == "train"
 
 
-def test_silobn_with_frozen_statistics_is_refused():
+@pytest.mark.parametrize("name", ["silobn", "fedig", "fedig-a"])
+def test_frozen_statistics_are_refused_by_methods_that_need_them(name):
     frozen = Experiment(
-        data="digits", hold_out="sketch", method="silobn", model={"normalization": "frozen"}
+        data="digits", hold_out="sketch", method=name, model={"normalization": "frozen"}
     )
-    with pytest.raises(ExperimentError, match=r"is fedavg; set model\.normalization to train"):
-        build_method("silobn", {}).check(frozen)
+    with pytest.raises(ExperimentError, match=rf"{name} .*: set model\.normalization to train"):
+        build_method(name, {}).check(frozen)
 
 
 def test_the_two_cannot_be_combined():

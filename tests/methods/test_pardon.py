@@ -189,7 +189,7 @@ def nine_styles():
 def context(styles, **settings):
     method = build_method("pardon", settings)
     messages = [(id, Message({"style": torch.tensor(s).float()})) for id, s in enumerate(styles)]
-    return method.aggregate_statistics(iter(messages)).tensors["style"]
+    return method.aggregate_statistics(messages).tensors["style"]
 
 
 @pytest.mark.parametrize("partition", ["finest", "coarsest"])

@@ -14,7 +14,7 @@ from feddg.api import resume, run
 from feddg.clients.sampling import Schedule, drawn_clients, secret_clients
 from feddg.errors import BudgetSpent, ExperimentError, RunError
 from feddg.experiment import Experiment
-from feddg.federation.federation import build, defences_for
+from feddg.federation.federation import build
 from feddg.privacy.accounting import (
     Account,
     Release,
@@ -26,6 +26,7 @@ from feddg.privacy.accounting import (
     sampled_noise,
     together,
 )
+from feddg.privacy.building import build_defences
 from feddg.privacy.noise import Clipping
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
@@ -151,7 +152,7 @@ def test_a_schedule_knows_who_takes_part_most_often():
     assert sum(counts) == 60
     assert plan.most == max(counts)
     assert plan.rate == 0.3
-    assert Schedule(4, None, rounds=7).most == 7
+    assert Schedule(4, 4, rounds=7).most == 7
 
 
 def test_a_secret_draw_has_its_probability_and_no_seed():
@@ -181,7 +182,7 @@ def chosen(privacy, **change):
 
 def defences_of(privacy):
     experiment = chosen(privacy)
-    return defences_for(experiment, *build(experiment, 10))
+    return build_defences(experiment, *build(experiment, 10))
 
 
 def carried_out(experiment, folder, **options):
@@ -340,16 +341,16 @@ def test_what_cannot_be_met_says_what_could(subtests):
 def test_the_value_that_could_be_met_can():
     first = chosen({"epsilon": 1.0, "noise_multiplier": 0.5})
     with pytest.raises(ExperimentError) as caught:
-        defences_for(first, *build(first, 10))
+        build_defences(first, *build(first, 10))
     named = float(str(caught.value).partition("to at least ")[2].split(",")[0])
     second = chosen({"epsilon": named, "noise_multiplier": 0.5})
-    defences = defences_for(second, *build(second, 10))
+    defences = build_defences(second, *build(second, 10))
     assert defences.afford(1, [0, 1, 2])
 
 
 def test_a_delta_that_gives_a_client_away_is_said(caplog):
     experiment = chosen({"epsilon": 8, "delta": 0.5})
-    defences_for(experiment, *build(experiment, 10))
+    build_defences(experiment, *build(experiment, 10))
     assert "Set privacy.delta below 0.33" in caplog.text
 
 
@@ -367,7 +368,7 @@ def test_a_style_that_would_be_noise_alone_is_refused():
     styled = Experiment(**{**SMALL, "method": "pardon", "privacy": {"style_epsilon": 1e-9}})
     built = build(styled, 10)
     with pytest.raises(ExperimentError, match=words):
-        defences_for(styled, *built)
+        build_defences(styled, *built)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +385,7 @@ def test_a_style_that_would_be_noise_alone_is_refused():
 def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
     method = "pardon" if "style_epsilon" in privacy else "fedavg"
     experiment = Experiment(**{**SMALL, "method": method, "privacy": privacy})
-    defences_for(experiment, *build(experiment, 10))
+    build_defences(experiment, *build(experiment, 10))
     (said,) = [record.getMessage() for record in caplog.records]
     assert re.match(words, said)
 

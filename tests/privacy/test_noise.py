@@ -11,11 +11,12 @@ from scipy import stats
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.federation.federation import build, defences_for
+from feddg.federation.federation import build
 from feddg.federation.server import Hooks
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import Round, State
 from feddg.privacy.accounting import Account
+from feddg.privacy.building import build_defences
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings, TrainSettings
@@ -105,7 +106,7 @@ def chosen(privacy=None, method="fedavg", **fields):
 def defended(defences=(), **privacy):
     experiment = chosen(privacy, defences=defences, clients=6)
     method, network = build(experiment, 10)
-    defences = defences_for(experiment, method, network)
+    defences = build_defences(experiment, method, network)
     extras = defences.initial_extras()
     return method, defences, lambda: State(dict(network.state_dict()), dict(extras))
 
@@ -369,7 +370,7 @@ def test_methods_that_clipping_does_not_protect_are_refused(subtests):
         with subtests.test(name=name):
             experiment = chosen(method=AT_THE_SERVER if "group_dro" in name else name)
             with pytest.raises(ExperimentError, match=UNSOUND[name]):
-                defences_for(experiment, *build(experiment, 10))
+                build_defences(experiment, *build(experiment, 10))
 
 
 def test_methods_whose_server_takes_the_mean_of_weights_are_protected(subtests):
@@ -377,14 +378,14 @@ def test_methods_whose_server_takes_the_mean_of_weights_are_protected(subtests):
     for name in [*plain, SENDS_NOTHING]:
         with subtests.test(name=name):
             experiment = chosen(method=name)
-            assert defences_for(experiment, *build(experiment, 10)).defences
+            assert build_defences(experiment, *build(experiment, 10)).defences
 
 
 def test_running_statistics_are_refused_unless_frozen():
     def protected(normalization):
         model = {"backbone": "resnet18", "weights": None, "normalization": normalization}
         experiment = chosen(model=model)
-        return defences_for(experiment, *build(experiment, 10))
+        return build_defences(experiment, *build(experiment, 10))
 
     with pytest.raises(ExperimentError, match=r"set model.normalization to frozen"):
         protected("train")
@@ -400,6 +401,6 @@ def test_noise_where_the_featurizer_stays_as_it_is_is_refused():
     train = {"rounds": 3, "head_rounds": 1}
     experiment = chosen({"clipping": "fixed", "noise_multiplier": 1.0}, train=train)
     with pytest.raises(ExperimentError, match=r"train.head_rounds is 1: .* noise on updates"):
-        defences_for(experiment, *build(experiment, 10))
+        build_defences(experiment, *build(experiment, 10))
     experiment = chosen(train=train)
-    assert defences_for(experiment, *build(experiment, 10))
+    assert build_defences(experiment, *build(experiment, 10))

@@ -11,10 +11,10 @@ from hypothesis import strategies as some
 
 from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.federation.federation import build, defences_for
+from feddg.federation.federation import build
 from feddg.messages import Update
 from feddg.methods.base import Method, Round, State
-from feddg.privacy.building import defence_of
+from feddg.privacy.building import build_defences, defence_of
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.robust import distance, length, scores, squared_distances
 from feddg.settings import DefenceChoice, ServerSettings, TrainSettings
@@ -317,7 +317,7 @@ def test_methods_that_do_not_survive_a_defence_are_refused_with_the_reason(subte
             fields = {"data": "digits", "hold_out": "sketch", "clients": 10}
             chosen = Experiment(method=method, defences=defence, **fields)
             with pytest.raises(ExperimentError, match=COMBINED[defence, method]):
-                defences_for(chosen, *build(chosen, 10))
+                build_defences(chosen, *build(chosen, 10))
 
 
 def test_methods_that_take_the_plain_mean_survive(subtests):
@@ -329,7 +329,7 @@ def test_methods_that_take_the_plain_mean_survive(subtests):
             chosen = Experiment(
                 data="digits", hold_out="sketch", clients=10, method=method, defences=defence
             )
-            assert defences_for(chosen, *build(chosen, 10)).defences
+            assert build_defences(chosen, *build(chosen, 10)).defences
 
 
 def test_sums_of_images_have_no_robust_mean(subtests):
@@ -342,7 +342,7 @@ def test_sums_of_images_have_no_robust_mean(subtests):
             with pytest.raises(
                 ExperimentError, match=f"{defence} does not go with ridge: .* sums over"
             ):
-                defences_for(chosen, *build(chosen, 10))
+                build_defences(chosen, *build(chosen, 10))
 
 
 def test_defences_that_exclude_each_other_are_refused():
@@ -350,7 +350,7 @@ def test_defences_that_exclude_each_other_are_refused():
         model = {"backbone": "cnn", "weights": None, "normalization": "frozen"}
         data = {"data": "digits", "hold_out": "sketch", "clients": 10, "model": model}
         chosen = Experiment(**data, **fields)
-        return defences_for(chosen, *build(chosen, 10))
+        return build_defences(chosen, *build(chosen, 10))
 
     for one, other in itertools.permutations(
         ["median", "trimmed_mean", "krum", "centred_clipping"], 2
@@ -380,7 +380,7 @@ def test_defences_that_exclude_each_other_are_refused():
 def test_more_bad_clients_than_it_withstands_are_refused(defence, words):
     chosen = Experiment(data="digits", hold_out="sketch", clients=10, defences=defence)
     with pytest.raises(ExperimentError, match=words):
-        defences_for(chosen, *build(chosen, 10))
+        build_defences(chosen, *build(chosen, 10))
 
 
 # Lengths and robust, against one sum in float64.

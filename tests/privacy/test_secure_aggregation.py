@@ -9,9 +9,10 @@ from scipy import stats
 
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
-from feddg.federation.federation import build, defences_for
+from feddg.federation.federation import build
 from feddg.messages import Message, Refusal, Update
 from feddg.privacy import secure_aggregation as masking
+from feddg.privacy.building import build_defences
 from feddg.privacy.secure_aggregation import (
     CHECK,
     KEYS,
@@ -337,7 +338,7 @@ def refused(method="fedavg", **fields):
     base = {"data": "digits", "hold_out": "sketch", "clients": 4, "model": MODEL}
     fields = {"defences": ["secure_aggregation"], **fields}
     experiment = Experiment(**{**base, "method": method, **fields})
-    return defences_for(experiment, *build(experiment, 10))
+    return build_defences(experiment, *build(experiment, 10))
 
 
 def test_what_it_does_not_go_with_is_refused_before_round_1(subtests):

@@ -30,7 +30,7 @@ def weights(change):
 
 
 def defence(**fields):
-    found = Clipping(PrivacySettings(**{"clipping": "fixed", **fields}), Schedule(4))
+    found = Clipping(PrivacySettings(**{"clipping": "fixed", **fields}), Schedule(4, 4))
     found.facts = FACTS
     return found
 

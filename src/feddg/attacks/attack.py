@@ -26,7 +26,6 @@ from feddg.attacks.senders import (
     MOST_LOOKED_AT,
     MembershipEffort,
     Senders,
-    SentEntry,
     chosen_entries,
     entries_of,
 )
@@ -41,7 +40,7 @@ from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
 from feddg.runs.prepare import cache_folder, images_of
-from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
+from feddg.runs.reading import ATTACKS, read_run
 
 log = logging.getLogger("feddg")
 
@@ -173,7 +172,7 @@ def attack_run(
     loaded = load_finished_run(path, cache_folder(cache), progress)
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
-    work = _Work(path, loaded, chosen, progress)
+    work = _Work(loaded, chosen, progress)
     rows: list[AttackRow] = getattr(work, kind)()
     keys = {(row.kind, row.key) for row in rows}
     others = [row for row in read_run(path).attacks if (row.kind, row.key) not in keys]
@@ -218,11 +217,8 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
 class _Work:
     """One attack on one run."""
 
-    def __init__(
-        self, path: Path, loaded: Federation, settings: AttackSettings, progress: Progress
-    ) -> None:
-        self._path, self._loaded, self._settings = path, loaded, settings
-        self._progress = progress
+    def __init__(self, loaded: Federation, settings: AttackSettings, progress: Progress) -> None:
+        self._loaded, self._settings, self._progress = loaded, settings, progress
         self._senders = Senders(loaded)
         self.pictures: dict[str, Captioned] = {}
 
@@ -234,21 +230,14 @@ class _Work:
         """Reconstructs other clients' images from what a malicious one receives."""
         return self._reconstructions(self._malicious())
 
-    def _entries(self) -> list[SentEntry]:
-        method, network = self._loaded.method, self._loaded.network
-        ledger = read_run(self._path).ledger
-        entries = chosen_entries(method, network, self._settings.entry)
-        for entry in entries.values():
-            _require_sent(ledger, entry, self._path)
-        return list(entries.values())
-
     def _reconstructions(self, attacker: int | None) -> list[AttackRow]:
-        entries, chosen = self._entries(), self._settings
+        chosen, loaded = self._settings, self._loaded
+        entries = chosen_entries(loaded.method, loaded.network, chosen.entry)
         images, labels = self._known_images(attacker)
         training = GeneratorTraining(chosen.steps, seed=chosen.seed)
-        names = images_of(self._loaded).table.domain_names
+        names = images_of(loaded).table.domain_names
         rows: list[AttackRow] = []
-        for entry in entries:
+        for entry in entries.values():
             reconstruction = reconstruct(
                 self._senders,
                 entry,
@@ -324,20 +313,6 @@ class _Work:
         entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
         effort = replace(self._settings.membership, seed=self._settings.seed)
         return list(membership(self._senders, list(entries.values()), effort, self._progress))
-
-
-def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
-    """Raises RunError if no message in the ledger contains an entry."""
-    stem = f"weights/{entry.names[0]}" if entry.names else entry.name.removesuffix("*")
-    for message in ledger.messages:
-        layout = ledger.layouts.get(message.layout)
-        tensors = layout.tensors if layout is not None else ()
-        fits = message.direction == "up" and message.purpose == entry.purpose
-        if fits and any(tensor.name.startswith(stem) for tensor in tensors):
-            return
-    raise RunError(
-        f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"
-    )
 
 
 attack = with_page(attack_run)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from feddg.evaluation.metrics import student
 from feddg.styles.codec import load_codec
 
 PERCEPTUAL = "PD[compact]"
@@ -125,5 +125,5 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
     mean = float(means.mean())
     if len(means) < 2:
         return MeanInterval(mean, math.nan, math.nan)
-    half = float(means.std(ddof=1) / len(means) ** 0.5 * stdtrit(len(means) - 1, 0.975))
+    half = float(means.std(ddof=1) / len(means) ** 0.5) * student(len(means) - 1)
     return MeanInterval(mean, mean - half, mean + half)

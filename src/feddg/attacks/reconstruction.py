@@ -388,8 +388,6 @@ def reconstruct(
     rows = senders.real(entry, [client for client in victims if client != attacker])
     if attacker is not None:
         rows = _received(senders, entry, rows, attacker)
-    if not rows:
-        raise RunError(f"no client sent {entry.key}, so there is nothing to draw from")
     each = max(1, count // len(rows))
     parts = [
         _of_client(senders, entry, generator, client, sent, each, training.seed)

@@ -349,11 +349,14 @@ class Senders:
 
         Returns:
             By client ``(rows, length)``.
+
+        Raises:
+            RunError: none of them sends it.
         """
         loaded, here = self.loaded, self.loaded.clients
         memories = dict(loaded.transport.memories)
         transport = loaded.others(here.__getitem__, len(here), loaded.worker, memories)
-        return dict(self._sent(transport, entry, clients))
+        return self._sent(transport, entry, clients)
 
     def pretended(self, entry: SentEntry, client_data: Sequence[Examples]) -> list[Tensor]:
         """Returns what clients with the given images would send in an entry.
@@ -373,7 +376,7 @@ class Senders:
         """
         hold = [_twice(h) if entry.names and len(h) == 1 else h for h in client_data]
         transport = self.loaded.others(hold.__getitem__, len(hold), self.pretender())
-        sent = dict(self._sent(transport, entry, range(len(hold))))
+        sent = self._sent(transport, entry, range(len(hold)))
         if len(sent) < len(hold):
             raise RunError(f"a client of some images of its own sends no {entry.key} here")
         return [sent[id] for id in range(len(hold))]
@@ -406,18 +409,21 @@ class Senders:
 
     def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
-    ) -> Iterator[tuple[int, Tensor]]:
+    ) -> dict[int, Tensor]:
+        sent: dict[int, Tensor | None] = {}
         if entry.purpose == "statistics":
             start = Broadcast(0, self.loaded.untrained())
             for id, reply in transport.client_statistics(clients, start):
-                rows = entry.rows(reply.tensors) if isinstance(reply, Message) else None
-                if rows is not None:
-                    yield id, rows
-            return
-        for update in transport.train(clients, self.broadcast):
-            rows = entry.of_update(update) if isinstance(update, Update) else None
-            if rows is not None:
-                yield update.client, rows
+                if isinstance(reply, Message):
+                    sent[id] = entry.rows(reply.tensors)
+        else:
+            for update in transport.train(clients, self.broadcast):
+                if isinstance(update, Update):
+                    sent[update.client] = entry.of_update(update)
+        found = {id: rows for id, rows in sent.items() if rows is not None}
+        if not found:
+            raise RunError(f"no client sends {entry.key}, so there is nothing to attack")
+        return found
 
     def labels(self, images: Tensor) -> Tensor:
         """Returns the run's model's predictions for images ``(n, 3, H, W)`` uint8: ``(n,)``."""

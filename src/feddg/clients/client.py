@@ -469,9 +469,7 @@ class Client:
             name: view.index_select(0, positions) if view.device.type == "cpu" else positions
             for name, view in views.items()
         }
-        ahead: list[Ahead] = []
-        if choices is not None and device.type != "cpu":
-            ahead = list({id(source): source for source in self.ahead}.values())
+        ahead = self.ahead if choices is not None and device.type != "cpu" else []
         chosen = {} if choices is None else choices.tensors
         groups = [{"labels": labels}, needed, chosen, copies, drawn]
         groups += [source.prepare(len(positions)) for source in ahead]
@@ -502,24 +500,23 @@ class Client:
         return Prepared(device, groups, make, len(positions), arrive)
 
     @property
-    def ahead(self) -> Iterator[Ahead]:
-        """What layers of the network draw in every pass."""
+    def ahead(self) -> list[Ahead]:
+        """What layers of the network draw in every pass, each once."""
         if self.turn is not None:
-            return iter(self.turn.ahead)
+            return self.turn.ahead
         candidates = (getattr(layer, "ahead", None) for layer in self.network.modules())
-        return (source for source in candidates if isinstance(source, Ahead))
+        return [
+            *{id(source): source for source in candidates if isinstance(source, Ahead)}.values()
+        ]
 
-    def plain_batches(
-        self, batch_size: int = 64, examples: Examples | None = None
-    ) -> Iterator[Batch]:
+    def plain_batches(self, examples: Examples | None = None) -> Iterator[Batch]:
         """Yields all its images once, in order and without augmentation, on the device.
 
         Args:
-            batch_size: images per batch.
             examples: other images of the client; its training images by default.
         """
         chosen = self.examples if examples is None else examples
-        for positions in torch.split(torch.arange(len(chosen)), batch_size):
+        for positions in torch.arange(len(chosen)).split(64):
             needed, images = chosen.parcel(positions, self.device)
             labels = chosen.labels[positions]
             sent, needed = sent_together([{"labels": labels}, needed], self.device)
@@ -717,8 +714,7 @@ def _total(terms: dict[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 
-@contextmanager
-def counted_forwards(client: Client) -> Iterator[None]:
+def counted_forwards(client: Client) -> AbstractContextManager[object]:
     """Counts every image that enters the featurizer inside the block in ``client.forwards``.
 
     A batch that a method passes in three versions counts three times. Images that pass through a
@@ -728,8 +724,4 @@ def counted_forwards(client: Client) -> Iterator[None]:
     def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         client.forwards += len(inputs[0])
 
-    hook = client.network.featurizer.register_forward_pre_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
+    return client.network.featurizer.register_forward_pre_hook(count)

@@ -346,7 +346,7 @@ class Turn:
     def __init__(self, client: "Client", method: Any) -> None:
         self.client, self.method, self.name = client, method, str(method.name)
         self.graphs, self.device = client.worker.graphs, client.device
-        self.ahead = list({id(source): source for source in client.ahead}.values())
+        self.ahead = client.ahead
         network = client.network
         self._state = [*network.parameters(), *network.buffers()]
         self._own = {_place(tensor) for tensor in self._state}

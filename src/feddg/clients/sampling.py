@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import torch
 
 from feddg.rng import stream
+from feddg.settings import ExperimentSettings
 
 
 def drawn_clients(
@@ -43,20 +45,27 @@ class Schedule:
 
     Attributes:
         clients: number of clients, N.
-        per_round: clients per round, K; None for all.
+        per_round: clients per round, K.
         seed: the experiment's seed.
         rounds: number of rounds, R.
     """
 
     clients: int
-    per_round: int | None = None
+    per_round: int
     seed: int = 0
     rounds: int = 1
+
+    @classmethod
+    def of(cls, settings: ExperimentSettings, *, gathered: bool = False) -> Self:
+        """Returns what an experiment plans; ``gathered``: whether one client has all images."""
+        number = 1 if gathered else settings.clients.number
+        per_round = min(number, settings.clients.per_round or number)
+        return cls(number, per_round, settings.seed, settings.train.rounds)
 
     @property
     def rate(self) -> float:
         """The probability that a client takes part in a round."""
-        return min(1.0, (self.per_round or self.clients) / self.clients)
+        return self.per_round / self.clients
 
     @cached_property
     def most(self) -> int:

@@ -29,11 +29,11 @@ from feddg.deploy.site import copies_in, list_images, unlabelled_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
-from feddg.federation.federation import Federation, build, defences_for
+from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES
 from feddg.models.precision import choose_device
-from feddg.privacy.building import NO_DEFENCES
+from feddg.privacy.building import NO_DEFENCES, build_defences
 from feddg.runs.prepare import free_memory, methods_files, peak_memory
 from feddg.settings import ServerSettings
 from feddg.storage import cache_folder, parse_fields, private_folder, why
@@ -316,7 +316,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     for _ in range(2):
         method, network = build(bare, classes)
         federation = Federation(pair, network, method, alone, defences=NO_DEFENCES)
-        noised = defences_for(bare, method, network)
+        noised = build_defences(bare, method, network)
         for worker in federation.workers:  # what noise costs at the client counts
             worker.style_noise, worker.record_noise = noised.style_noise, noised.record_noise
         federation.start()

@@ -44,7 +44,7 @@ from feddg.errors import (
 )
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
-from feddg.federation.federation import Federation, build, build_worker, defences_for
+from feddg.federation.federation import Federation, build, build_worker
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
@@ -52,7 +52,7 @@ from feddg.methods.base import Method
 from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
 from feddg.prediction.classifier import image_files
-from feddg.privacy.building import Defences
+from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
 from feddg.runs.prepare import cache_folder, methods_files
@@ -516,7 +516,7 @@ class Site:
     def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
         # All weights come with the message: a site needs no pretrained ones.
         method, network = build(self.experiment.without_weights, classes)
-        defences = defences_for(self.experiment, method, network)
+        defences = build_defences(self.experiment, method, network)
         chosen = find_augmentation(self.experiment.train.augmentation)
         cache = self.config.cache_folder
         worker = build_worker(network, self.experiment, chosen, cache, defences)

@@ -33,7 +33,7 @@ from feddg.federation.server import Phase, Server
 from feddg.federation.transport import Ledger, Transport
 from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
-from feddg.methods.composition import build_method, method_class
+from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES, build_network
 from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
@@ -139,13 +139,13 @@ class Federation:
         self.clients = clients if isinstance(clients, Clients) else Clients(clients)
         self.network = network
         self.method, self.settings = method, settings
-        self.defences = defences or defences_for(settings, method, network)
+        self.defences = defences or build_defences(settings, method, network)
         self.another = another or partial(untrained_network, settings, method, network.classes)
         self.remote = transport is not None
         if workers is None:
             shared = (settings, augmentation, cache, self.defences)
             first = build_worker(network, *shared)
-            count = 1 if self.remote else _clients_at_once(first, settings)
+            count = 1 if self.remote else _clients_at_once(first, settings, method)
             workers = [first, *(build_worker(self.another(), *shared) for _ in range(count - 1))]
             for worker in workers:
                 worker.task = task
@@ -357,70 +357,6 @@ def prepared_network(network: Network, method: Method, settings: ExperimentSetti
     return network
 
 
-def defences_for(settings: ExperimentSettings, method: Method, network: Network) -> Defences:
-    """Returns the defences of an experiment, for clients and server.
-
-    Args:
-        settings: the settings, with actual numbers of clients and steps.
-        method: the method whose updates are protected.
-        network: the network it trains.
-
-    Raises:
-        ExperimentError: the defences cannot protect the method's messages.
-    """
-    clients, train = settings.clients, settings.train
-    hides_images = settings.privacy.hides_images
-    if hides_images and settings.data.tile is not None:
-        raise ExperimentError(
-            f"{hides_images} is for one image, and data.tile makes several of one, which together "
-            "tell more of it: leave out data.tile"
-        )
-    # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
-    uncounted = train.local_steps and not type(method).gathers_images
-    if settings.privacy.record_epsilon and (uncounted or train.select_every):
-        raise ExperimentError(
-            "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
-            "train.local_epochs, and neither train.local_steps nor train.select_every"
-        )
-    if settings.privacy.record_epsilon and train.class_weights != "none":
-        raise ExperimentError(
-            "privacy.record_epsilon bounds what one image does to a step, and under "
-            "train.class_weights it changes how much all others count: set it to none"
-        )
-    if train.head_rounds and settings.privacy.noised and not method.one_round:
-        raise ExperimentError(
-            f"train.head_rounds is {train.head_rounds}: in these rounds the featurizer stays as it "
-            "is, and noise on updates would move it. Set it to 0, or train the classifier alone "
-            "(train.trainable: head)"
-        )
-    built = build_defences(
-        settings.privacy,
-        settings.defences,
-        method,
-        network,
-        trains_statistics=settings.model.normalization == "train",
-        updates=min(clients.number, clients.per_round or clients.number),
-        schedule=_schedule(settings),
-        epochs=train.local_epochs,
-        head=train.head,
-    )
-    summed = any(defence.sums for defence in built.defences) and not method.one_round
-    if summed and settings.server.weighting != "examples" and settings.privacy.clipping == "none":
-        raise ExperimentError(
-            "server.weighting: uniform needs every update by itself, and secure aggregation shows "
-            "a sum by numbers of images: leave one of them out, or clip (privacy.clipping), which "
-            "counts clients alike"
-        )
-    return built
-
-
-def _schedule(settings: ExperimentSettings) -> Schedule:
-    clients = settings.clients
-    number = 1 if method_class(settings.method.name).gathers_images else clients.number
-    per_round = min(number, clients.per_round or number)
-    return Schedule(number, per_round, settings.seed, settings.train.rounds)
-
-
 def build_worker(
     network: Network,
     settings: ExperimentSettings,
@@ -449,13 +385,13 @@ def build_worker(
     )
 
 
-def _clients_at_once(worker: Worker, settings: ExperimentSettings) -> int:
+def _clients_at_once(worker: Worker, settings: ExperimentSettings, method: Method) -> int:
     """Returns how many clients train at once in this process."""
     if worker.threads is not None:
         return clients_at_once(worker.threads)
     shape, batch_size = settings.data.shape, settings.train.batch_size
     return large_clients_at_once(
         worker.device,
-        _schedule(settings).per_round or 1,
+        Schedule.of(settings, gathered=method.gathers_images).per_round,
         lambda: training_memory(worker.network, shape, batch_size),
     )

@@ -199,15 +199,15 @@ class Server:
 
     def __init__(self, phase: Phase, transport: Transport, state: State, ledger: Ledger) -> None:
         method, network, experiment, defences, hooks = phase
-        settings = experiment.server
+        settings, train = experiment.server, experiment.train
         checks = MessageChecks(
             method,
             network,
             len(transport.clients),
+            train,
             image_size=experiment.data.image_size,
             also=defences.sends,
             registered=transport.registered,
-            train=experiment.train,
             style_noise=defences.style_noise,
         )
         self.method, self.state = method, state
@@ -221,7 +221,8 @@ class Server:
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
         self._refusals = Refusals(ledger)
         times = None if defences.sees_all else settings.largest_change
-        changes = ChangeSizes(times, checks.heads, checks.lr, method.sums)
+        rate = None if method.one_round else train.lr
+        changes = ChangeSizes(times, train.head_rounds, rate, method.sums)
         self.frozen = FrozenWeights(frozenset(network.frozen))
         checked = [self.frozen, checks] if network.frozen else [checks]
         chain: list[RoundHook] = [self._refusals, *checked, changes]

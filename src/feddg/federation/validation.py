@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -167,10 +168,10 @@ class MessageChecks(RoundHook):
         method: the method whose messages are checked.
         network: the network it trains.
         clients: number of clients.
+        train: training settings, which bound the gradients a client can report.
         image_size: side of the training images in pixels; 0 if unknown.
         also: further schema entries, such as those of defences.
         registered: number of images each client registered with, if it did.
-        train: training settings, which bound the gradients a client can report.
         style_noise: how styles are noised before they leave a client; None for no noise.
     """
 
@@ -179,11 +180,11 @@ class MessageChecks(RoundHook):
         method: Method,
         network: Network,
         clients: int,
+        train: TrainSettings,
         *,
         image_size: int = 0,
-        also: Mapping[str, EntrySchema] | None = None,
-        registered: Mapping[int, int] | None = None,
-        train: TrainSettings | None = None,
+        also: Mapping[str, EntrySchema] = MappingProxyType({}),
+        registered: Mapping[int, int] = MappingProxyType({}),
         style_noise: StyleNoise | None = None,
     ) -> None:
         self._method, self._train = method, train
@@ -195,15 +196,13 @@ class MessageChecks(RoundHook):
         self._context = SchemaContext(*dimensions, image_size, shapes, noise=style_noise)
         self._never_negative = sorted(never_negative_names(network) & self._weights.keys())
         added = {key: schema for key, schema in method.sends.items() if key not in Method.sends}
-        declared = {**added, **(also or {})}
+        declared = {**added, **also}
         self._schemas: dict[str, dict[str, EntrySchema]] = {}
         for key, schema in declared.items():
             if schema.sent_by(method):
                 purpose, _, name = key.partition("/")
                 self._schemas.setdefault(purpose, {})[name] = schema
-        self.heads = train.head_rounds if train is not None else 0
-        self.lr = train.lr if train is not None and not method.one_round else None
-        self._registered = registered if registered is not None else {}
+        self._registered = registered
 
     def received(self, update: Update, round: Round) -> Update:
         """Refuses an update that does not match the schema."""
@@ -212,7 +211,7 @@ class MessageChecks(RoundHook):
             raise ClientError(fault)
         return update
 
-    def update_fault(self, update: Update, state: State | None = None) -> str | None:
+    def update_fault(self, update: Update, state: State) -> str | None:
         """Returns what is wrong with an update, or None if it may be used.
 
         Finiteness of the weights is checked by :class:`ChangeSizes`.
@@ -231,7 +230,7 @@ class MessageChecks(RoundHook):
         fault = layout_fault(update.weights, self._weights)
         if fault:
             return fault
-        checks = [self._statistics_check(update, state.weights if state else {})]
+        checks = [self._statistics_check(update, state.weights)]
         if not update.members and ("update" in self._schemas or update.extras):
             context = self._context_of(update, state)
             checks += self._message_checks("update", update.extras, context)
@@ -251,15 +250,8 @@ class MessageChecks(RoundHook):
         context = replace(self._context, images=images)
         return first_fault(self._message_checks(purpose, message, context))
 
-    def _context_of(self, update: Update, state: State | None) -> SchemaContext:
+    def _context_of(self, update: Update, state: State) -> SchemaContext:
         """Returns what is known of an update's sender and round."""
-        context = replace(self._context, images=self._registered.get(update.client))
-        if state is None:
-            return context
-        whole = state.round >= self.heads
-        context = replace(context, server_extras=state.extras, whole=whole)
-        if self._train is None:
-            return context
         planned = {"rounds": state.rounds or self._train.rounds}  # see Federation.fit
         train = in_round(self._train.model_copy(update=planned), state.round + 1)
         walked = train.lr * steps_of_round(train, update.examples)  # at least
@@ -270,7 +262,13 @@ class MessageChecks(RoundHook):
             torch._foreach_div_(moves, walked)
             return moves
 
-        return replace(context, gradients=gradients)
+        return replace(
+            self._context,
+            images=self._registered.get(update.client),
+            server_extras=state.extras,
+            whole=state.round >= self._train.head_rounds,
+            gradients=gradients,
+        )
 
     def _statistics_check(self, update: Update, sent: Weights) -> Check:
         """Returns what finds an invalid variance or counter.

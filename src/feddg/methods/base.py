@@ -63,6 +63,8 @@ yields client ids with answers.
 """
 
 
+Statistics = Sequence[tuple[int, Message]]
+"""Ids of clients, ascending, with what they sent before training."""
 Presets = dict[str, Fields]
 """An experiment's fields by preset, which is a data set's name, or ``*`` for all."""
 
@@ -108,7 +110,7 @@ class Method:
 
     Attributes:
         name: the name in settings; a composition joins its parts' names with ``+``.
-        title: the name as the paper spells it; ``name`` by default.
+        title: the name as the paper spells it; the class's by default.
         aliases: other names in settings.
         summary: one line for ``feddg methods``.
         settings: the hyper-parameters. A subclass annotates them with its own class
@@ -165,12 +167,12 @@ class Method:
     waits: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""
+        """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the class."""
         super().__init_subclass__(**keywords)
         if "settings" in inspect.get_annotations(cls):
             cls.Settings = get_type_hints(cls)["settings"]
         if "name" in vars(cls) and "title" not in vars(cls):
-            cls.title = cls.name
+            cls.title = cls.__name__
 
     def __init__(self, settings: MethodSettings | None = None, **fields: object) -> None:
         """Takes the hyper-parameters, as keywords or as an object.
@@ -210,13 +212,11 @@ class Method:
         """At a client: returns the statistics it sends to the server before training."""
         return None
 
-    def aggregate_statistics(
-        self, client_statistics: Iterable[tuple[int, Message]]
-    ) -> Message | None:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message | None:
         """At the server: returns the shared context for all clients, from their statistics."""
         return None
 
-    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Statistics) -> Groups:
         """At the server: returns the groups of clients by their statistics, for the records."""
         return {}
 

@@ -12,7 +12,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Update, Weights
 from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
 from feddg.models.network import Network
-from feddg.settings import ExperimentSettings
+from feddg.settings import ExperimentSettings, NotNegative
 
 STARTED = "local/started"
 """Name, in the state's extras, of the mask of clients that have a model of their own."""
@@ -45,17 +45,14 @@ class FedAvg(Method):
     """
 
     name = "fedavg"
-    title = "FedAvg"
     summary = "weighted mean of the clients' weights (McMahan et al. 2017)"
 
 
 class FedProxSettings(MethodSettings):
     """Hyper-parameters of FedProx."""
 
-    mu: float = Field(
+    mu: NotNegative = Field(
         0.01,
-        ge=0,
-        allow_inf_nan=False,
         description="weight of the proximal term (code of CCST and FedBN: 0.01; FedIG: 0.1)",
     )
 
@@ -81,7 +78,6 @@ class FedProx(Method):
     """
 
     name = "fedprox"
-    title = "FedProx"
     summary = "FedAvg with a proximal term (Li et al. 2020)"
     settings: FedProxSettings
 
@@ -151,7 +147,6 @@ class Centralised(Method):
 
     name = "centralised"
     aliases = ("centralized",)
-    title = "Centralised"
     summary = "reference line: all training images in one place, equally many steps"
     gathers_images = True
     in_process_only = "it trains on all images in one place, and no image ever leaves a site"
@@ -200,7 +195,6 @@ class Local(Method):
         ("copa", "csac", "feddg-ga", "fedgma", "fedig", "fedig-a"),
         "local sends no weights, and the other method's server works on them",
     )
-    title = "Local"
     summary = "reference line: every client alone, with a model of its own"
     presets: ClassVar[Presets] = {"*": {"train": {"head": "random"}}}
     in_process_only = "its models stay with the clients, where nobody could measure them"

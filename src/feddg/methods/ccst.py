@@ -33,7 +33,6 @@ Decisions:
     better than the two networks tried (``docs/benchmarks.md``).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal
@@ -46,7 +45,7 @@ from feddg.clients.client import Batch, Client
 from feddg.data.pixels import Pixels
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined, on_device
-from feddg.methods.base import Method, Presets, register
+from feddg.methods.base import Method, Presets, Statistics, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
 
@@ -154,9 +153,8 @@ class Ccst(StyleExchange, Method):
             styles = moments.styles()[order[:number]]
         return joined(super().client_statistics(client), Message({"styles": styles.float()}))
 
-    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the bank: all styles, and the client of each."""
-        client_statistics = list(client_statistics)
         styles = [message.tensors["styles"] for _, message in client_statistics]
         owners = [torch.full((len(s),), id) for (id, _), s in zip(client_statistics, styles)]
         bank = Message({"styles": torch.cat(styles), "owners": torch.cat(owners)})

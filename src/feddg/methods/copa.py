@@ -41,7 +41,7 @@ from feddg.messages import EntrySchema, Message, Update, Weights, joined, on_dev
 from feddg.methods.base import Method, MethodSettings, State, register, weighted_mean
 from feddg.models.network import Heads, MeanOverHeads, Network
 from feddg.models.normalization import gates_apart, mix_instance_statistics
-from feddg.settings import ExperimentSettings, Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
 
 HEAD = "copa/head"
 PREFIX = "heads.copa."
@@ -56,9 +56,7 @@ class COPASettings(MethodSettings):
     heads_by: Literal["domain", "client"] = Field(
         "domain", description="who shares a classifier: clients of one main domain, or nobody"
     )
-    others: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="weight of the other heads' mean loss (ours)"
-    )
+    others: NotNegative = Field(1.0, description="weight of the other heads' mean loss (ours)")
     gate: Fraction | None = Field(
         1.0,
         description="rho to begin with (Nam and Kim 2018: 1); none keeps plain batch normalisation",
@@ -80,7 +78,6 @@ class COPA(Method):
     """Assembles classifiers instead of averaging them; the extractor learns to suit them all."""
 
     name = "copa"
-    title = "COPA"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
     settings: COPASettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {

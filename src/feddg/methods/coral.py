@@ -35,12 +35,13 @@ from feddg.methods.domains import (
     pairs_of,
     squared_distances,
 )
+from feddg.settings import NotNegative
 
 
 class CORALSettings(MethodSettings):
     """Hyper-parameters of CORAL."""
 
-    coral_weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="w (the benchmark)")
+    coral_weight: NotNegative = Field(1.0, description="w (the benchmark)")
     coral_form: Literal["paper", "benchmark"] = Field(
         "paper", description="covariances, or also means (the benchmark, as DomainBed)"
     )
@@ -51,7 +52,6 @@ class CORAL(DomainMethod):
     """Penalises differences of the domains' covariances."""
 
     name = "coral"
-    title = "CORAL"
     summary = "the domains' features have one covariance (Sun and Saenko 2016)"
     settings: CORALSettings
     together = 2

@@ -29,7 +29,7 @@ Decisions:
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import ClassVar, Literal
 
 import torch
@@ -43,6 +43,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights, copied
 from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.models.network import Network
+from feddg.settings import NotNegative
 
 PRIVATE = "csac/"
 BANDWIDTHS = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
@@ -52,9 +53,7 @@ BANDWIDTHS = (1 / 27, 1 / 9, 1 / 3, 1.0, 3.0)
 class CSACSettings(MethodSettings):
     """Hyper-parameters of CSAC."""
 
-    calibration: float = Field(
-        0.6, ge=0, allow_inf_nan=False, description="weight of both alignments (authors' code)"
-    )
+    calibration: NotNegative = Field(0.6, description="weight of both alignments (authors' code)")
     kernels: Literal["mean", "sum"] = Field(
         "mean",
         description="of the five kernels; sum: added up, on pairs of different images (authors' "
@@ -71,7 +70,6 @@ class CSAC(Method):
     """Layer-wise aggregation by distance, and calibration against the client's own model."""
 
     name = "csac"
-    title = "CSAC"
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
     settings: CSACSettings
     excludes: ClassVar[dict[str, str]] = {
@@ -170,13 +168,10 @@ def captured(network: Network) -> Iterator[list[Tensor]]:
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         outputs.append((output.mean((2, 3)) if output.ndim == 4 else output).float())
 
-    layers = [*network.stages, network.classifier]
-    handles = [layer.register_forward_hook(keep) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in (*network.stages, network.classifier):
+            hooks.enter_context(layer.register_forward_hook(keep))
         yield outputs
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def cross_layer_distance(

@@ -28,7 +28,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -41,10 +41,10 @@ from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, Weights, joined
-from feddg.methods.base import Method, MethodSettings, Presets, register
+from feddg.methods.base import Method, MethodSettings, Presets, Statistics, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
-from feddg.settings import ExperimentSettings, Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
 
 
 class ElcfsSettings(MethodSettings):
@@ -53,7 +53,7 @@ class ElcfsSettings(MethodSettings):
     window: float = Field(0.01, ge=0, le=0.25, description="half-width by side (paper; code: 0)")
     mixing: Literal["uniform", "full"] = Field("uniform", description="l ~ U(0, 1), or 1 (code)")
     bank_share: Fraction = Field(1 / 8, description="share of images in the bank (paper)")
-    meta_step: float = Field(1e-3, ge=0, description="size of the trial step (code)")
+    meta_step: NotNegative = Field(1e-3, description="size of the trial step (code)")
     clip: Positive = Field(100.0, description="largest entry of the trial step's gradient (code)")
     meta_order: Literal["first", "second"] = Field(
         "second", description="whether the trial step itself is differentiated"
@@ -134,9 +134,8 @@ class Elcfs(Method):
         side = 2 * min(self._half_width(size), (size - 1) // 2) + 1
         return side, side
 
-    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the bank: all amplitudes, and the client of each."""
-        client_statistics = list(client_statistics)
         parts = [(id, message.tensors["amplitudes"]) for id, message in client_statistics]
         owners = torch.cat([torch.full((len(part),), id) for id, part in parts])
         bank = Message(

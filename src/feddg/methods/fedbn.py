@@ -38,7 +38,6 @@ class FedBN(Method):
     """
 
     name = "fedbn"
-    title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
     any_task = True
     presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
@@ -88,7 +87,6 @@ class SiloBN(Method):
     """
 
     name = "silobn"
-    title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
     any_task = True
     presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
@@ -101,8 +99,8 @@ class SiloBN(Method):
         super().check(experiment)
         if experiment.model.normalization == "frozen":
             raise ExperimentError(
-                "silobn with frozen normalisation statistics is fedavg; "
-                "set model.normalization to train"
+                f"{self.name} needs the clients' own normalisation statistics, and this experiment "
+                "freezes them: set model.normalization to train"
             )
 
     def network(self, network: Network) -> Network:

@@ -50,7 +50,6 @@ class FedGMA(Method):
     """Masks the mean change by the clients' agreement in sign."""
 
     name = "fedgma"
-    title = "FedGMA"
     summary = "changes shrink where clients disagree in sign (Tenison et al. 2023)"
     settings: FedGMASettings
 

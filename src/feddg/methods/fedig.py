@@ -47,7 +47,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
-from feddg.methods.base import MethodSettings, Presets, State, register
+from feddg.methods.base import MethodSettings, State, register
 from feddg.methods.fedbn import SiloBN
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -63,7 +63,7 @@ from feddg.models.normalization import (
     normalize_stored,
     stored_in,
 )
-from feddg.settings import ExperimentSettings, Fraction, Positive
+from feddg.settings import Fraction, NotNegative, Positive
 
 GLOBAL = "fedig/statistics"
 
@@ -71,11 +71,11 @@ GLOBAL = "fedig/statistics"
 class FedIGSettings(MethodSettings):
     """Hyper-parameters of FedIG."""
 
-    classification_weight: float = Field(
-        0.1, ge=0, allow_inf_nan=False, description="l1 of the classifier's term (paper, all data)"
+    classification_weight: NotNegative = Field(
+        0.1, description="l1 of the classifier's term (paper, all data)"
     )
-    feature_weight: float = Field(
-        4.0, ge=0, allow_inf_nan=False, description="l2 of the embeddings' term (paper, all data)"
+    feature_weight: NotNegative = Field(
+        4.0, description="l2 of the embeddings' term (paper, all data)"
     )
     feature_distance: Literal["sum", "mean"] = Field(
         "mean", description="of the squares over the embedding's dimensions (paper's Eq. 4: sum)"
@@ -110,25 +110,14 @@ class FedIG(SiloBN):
     """Keeps embeddings the same under mixed image and federation statistics."""
 
     name = "fedig"
-    title = "FedIG"
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
     any_task = False  # its entropies are of classes
     settings: FedIGSettings
-    presets: ClassVar[Presets] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
         ("csac", "l2d", "randconv", "rsc", "vista"),
         "fedig passes the batch's own images through the network a second time; csac, l2d, "
         "randconv, rsc and vista pass other images or parts of them, or count the passes",
     )
-
-    def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses frozen statistics."""
-        if experiment.model.normalization == "frozen":
-            raise ExperimentError(
-                f"{self.name} mixes the clients' normalisation statistics, but this experiment "
-                "freezes them; set model.normalization to train"
-            )
-        super().check(experiment)
 
     def network(self, network: Network) -> Network:
         """Adds gates to the batch normalisation, if asked for; refuses one without statistics."""
@@ -191,14 +180,9 @@ class FedIG(SiloBN):
         """Averages standard deviations instead of variances."""
         if self.settings.average == "variance":
             return super().aggregate(state, updates)
-        before = state.weights
         deviations = (replace(update, weights=_powered(update.weights, 0.5)) for update in updates)
-        state.weights = _powered(before, 0.5)
-        try:
-            state = super().aggregate(state, deviations)
-        except BaseException:
-            state.weights = before
-            raise
+        before = replace(state, weights=_powered(state.weights, 0.5))
+        state = super().aggregate(before, deviations)
         state.weights = _powered(state.weights, 2.0)
         return state
 

@@ -51,7 +51,7 @@ from feddg.models.normalization import (
     interpolated,
     normalised_by,
 )
-from feddg.settings import Fraction, Positive
+from feddg.settings import Fraction, NotNegative, Positive
 
 OPTIMIZER = "fedig-a/optimizer"
 
@@ -69,9 +69,7 @@ class FedIGASettings(FedIGSettings, MethodSettings):
         0.5, ge=0, lt=1, allow_inf_nan=False, description="the adapters' (the paper's network)"
     )
     first_alpha: Fraction = Field(0.1, description="alpha of an untrained adapter (ours)")
-    first_spread: float = Field(
-        0.1, ge=0, allow_inf_nan=False, description="deviation of alpha at first (ours)"
-    )
+    first_spread: NotNegative = Field(0.1, description="deviation of alpha at first (ours)")
 
 
 @register

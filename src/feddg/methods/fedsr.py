@@ -42,18 +42,15 @@ from feddg.models.network import (
     Network,
     embedding_of,
 )
+from feddg.settings import NotNegative
 
 
 class FedSRSettings(MethodSettings):
     """Hyper-parameters of FedSR."""
 
-    alpha_l2r: float = Field(
-        0.01, ge=0, allow_inf_nan=False, description="weight of the length (authors' code, PACS)"
-    )
-    alpha_cmi: float = Field(
+    alpha_l2r: NotNegative = Field(0.01, description="weight of the length (authors' code, PACS)")
+    alpha_cmi: NotNegative = Field(
         0.001,
-        ge=0,
-        allow_inf_nan=False,
         description="weight of the divergence from the class reference (authors' code, PACS)",
     )
     length: Literal["norm", "squared"] = Field(
@@ -94,7 +91,6 @@ class FedSR(Method):
     """Samples a Gaussian embedding that is short and close to its class's reference."""
 
     name = "fedsr"
-    title = "FedSR"
     summary = "a short, class-conditional Gaussian embedding (Nguyen et al. 2022)"
     settings: FedSRSettings
     excludes: ClassVar[dict[str, str]] = {

@@ -48,7 +48,6 @@ class Fish(DomainMethod):
     """Goes a part of the way that steps on one domain after the other went."""
 
     name = "fish"
-    title = "Fish"
     summary = "steps on each domain in turn, then a part of the way (Shi et al. 2022)"
     settings: FishSettings
     excludes: ClassVar[dict[str, str]] = {

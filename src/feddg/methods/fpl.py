@@ -72,7 +72,6 @@ class FPL(Method):
     """Pulls embeddings to prototypes that are clustered over the clients."""
 
     name = "fpl"
-    title = "FPL"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
     settings: FPLSettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {

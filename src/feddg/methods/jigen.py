@@ -38,7 +38,7 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
-from feddg.settings import Fraction
+from feddg.settings import Fraction, NotNegative
 
 GRID = 3
 
@@ -46,7 +46,7 @@ GRID = 3
 class JigenSettings(MethodSettings):
     """Hyper-parameters of JiGen."""
 
-    jigsaw_weight: float = Field(0.7, ge=0, description="weight of the puzzle (code, ResNet-18)")
+    jigsaw_weight: NotNegative = Field(0.7, description="weight of the puzzle (code, ResNet-18)")
     whole_share: Fraction = Field(
         0.9, description="share of images that draw no order (code, ResNet-18)"
     )

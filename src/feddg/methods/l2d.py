@@ -43,7 +43,7 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Weights, copied, joined, on_device, prefixed, under
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
-from feddg.settings import Fraction, Positive
+from feddg.settings import Fraction, NotNegative, Positive
 
 KERNELS = (5, 9, 13, 17)
 _KEPT = "l2d/"
@@ -52,12 +52,12 @@ _KEPT = "l2d/"
 class L2dSettings(MethodSettings):
     """Hyper-parameters of L2D."""
 
-    contrastive_weight: float = Field(1.0, ge=0, description="alpha1 (code, PACS script)")
-    likelihood_weight: float = Field(1.0, ge=0, description="alpha2 (code, PACS script)")
-    information_weight: float = Field(0.1, ge=0, description="beta (code, PACS script)")
-    augmenter_lr: float = Field(0.005, ge=0, description="the augmenter's SGD (code, PACS script)")
+    contrastive_weight: NotNegative = Field(1.0, description="alpha1 (code, PACS script)")
+    likelihood_weight: NotNegative = Field(1.0, description="alpha2 (code, PACS script)")
+    information_weight: NotNegative = Field(0.1, description="beta (code, PACS script)")
+    augmenter_lr: NotNegative = Field(0.005, description="the augmenter's SGD (code, PACS script)")
     augmented_share: Fraction = Field(0.6, description="blend of the augmented image (code)")
-    embedding_noise: float = Field(0.2, ge=0, description="scale of the noise in z (code)")
+    embedding_noise: NotNegative = Field(0.2, description="scale of the noise in z (code)")
     contrast_temperature: Positive = Field(0.07, description="of SupCon (from memory)")
     augmenter: Literal["kept", "fresh"] = Field("kept", description="between a client's rounds")
     condition: Literal["augmented", "original"] = Field(

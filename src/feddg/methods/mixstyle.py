@@ -116,7 +116,6 @@ class MixStyle(Method):
     """Mixes feature statistics between the images of a batch."""
 
     name = "mixstyle"
-    title = "MixStyle"
     summary = "feature statistics mixed inside each client's batch (Zhou et al. 2021)"
     any_task = True
     settings: MixStyleSettings

@@ -31,6 +31,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import DomainMethod, mean_over, pairs_of, squared_distances
+from feddg.settings import NotNegative
 
 BANDWIDTHS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
@@ -38,7 +39,7 @@ BANDWIDTHS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 class MMDSettings(MethodSettings):
     """Hyper-parameters of MMD."""
 
-    mmd_weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="w (the benchmark)")
+    mmd_weight: NotNegative = Field(1.0, description="w (the benchmark)")
     mmd_pairs: Literal["mean", "repeated"] = Field(
         "mean", description="over pairs, or divided by their number after each (the benchmark)"
     )
@@ -49,7 +50,6 @@ class MMD(DomainMethod):
     """Penalises the maximum mean discrepancy between the domains' embeddings."""
 
     name = "mmd"
-    title = "MMD"
     summary = "the domains' features are distributed alike, by a kernel (Li et al. 2018)"
     settings: MMDSettings
 

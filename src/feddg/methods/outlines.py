@@ -56,7 +56,6 @@ class Outlines(Method):
     """A share of the images is shown as drawings of their edges."""
 
     name = "outlines"
-    title = "Outlines"
     summary = "images and drawings of their edges, from a classifier solved on both (ours)"
     any_task = True
     needs_images = True

@@ -37,7 +37,6 @@ Decisions:
     the noised style of all its images together, without clusters, since one image can change them.
 """
 
-from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -46,10 +45,10 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, SchemaContext, Weights, joined, on_device
-from feddg.methods.base import Presets, register
+from feddg.methods.base import Presets, Statistics, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fields, Fraction
+from feddg.settings import Fields, Fraction, NotNegative
 from feddg.styles.codec import images_at_once
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
@@ -74,17 +73,15 @@ RELEASED: Fields = {
 class PardonSettings(StyleSettings):
     """Hyper-parameters of PARDON."""
 
-    gamma1: float = Field(
-        0.75, ge=0, description="weight of the triplet term, Eq. 9 (released code)"
+    gamma1: NotNegative = Field(
+        0.75, description="weight of the triplet term, Eq. 9 (released code)"
     )
-    gamma2: float = Field(
+    gamma2: NotNegative = Field(
         0.2,
-        ge=0,
         description="weight of the embedding regulariser, Eq. 9 (code: PACS 0.2, Office-Home 0.1)",
     )
-    margin: float = Field(
+    margin: NotNegative = Field(
         0.3,
-        ge=0,
         description="triplet margin, Eq. 7: 0.3 (code); IWildCam 1.0 (a third party's summary)",
     )
     regularizer: Literal["mean", "sum"] = Field(
@@ -119,8 +116,8 @@ class PardonSettings(StyleSettings):
         "average",
         description="of an even count: mean of the middle two, or the lower (released code)",
     )
-    noise_scale: float = Field(
-        0.0, ge=0, description="s of the style perturbation (FISC, Table 10)"
+    noise_scale: NotNegative = Field(
+        0.0, description="s of the style perturbation (FISC, Table 10)"
     )
     noise_coefficient: Fraction = Field(0.0, description="p of the style perturbation")
 
@@ -186,16 +183,15 @@ class Pardon(OneStyleEach):
         partitions = finch(vectors.numpy())
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 
-    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the interpolation style (Eq. 3-5)."""
-        client_statistics = list(client_statistics)
         others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
             return joined(others)
         style, _ = self._interpolated(client_statistics)
         return joined(others, Message({"style": style.float()}))
 
-    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Statistics) -> Groups:
         """Returns the groups of clients with similar styles, from which the style is made."""
         others = super().groups(client_statistics)
         if not (self.exchanges and self.settings.server_clustering):
@@ -203,9 +199,7 @@ class Pardon(OneStyleEach):
         _, labels = self._interpolated(client_statistics)
         return others | {"style": members((id for id, _ in client_statistics), labels)}
 
-    def _interpolated(
-        self, client_statistics: Sequence[tuple[int, Message]]
-    ) -> tuple[Tensor, Tensor]:
+    def _interpolated(self, client_statistics: Statistics) -> tuple[Tensor, Tensor]:
         return interpolation_style(
             torch.stack([message.tensors["style"] for _, message in client_statistics]),
             clustering=self.settings.server_clustering,

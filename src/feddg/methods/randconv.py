@@ -37,7 +37,7 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
-from feddg.settings import Fraction
+from feddg.settings import Fraction, NotNegative
 
 KERNELS = (1, 3, 5, 7)
 
@@ -47,7 +47,7 @@ class RandConvSettings(MethodSettings):
 
     convolution: Literal["mix", "image"] = Field("mix", description="RC_mix, or RC_img (code)")
     identity_probability: Fraction = Field(0.5, description="of an unchanged version, RC_img")
-    consistency_weight: float = Field(10.0, ge=0, description="code: RC_mix 10, RC_img 5")
+    consistency_weight: NotNegative = Field(10.0, description="code: RC_mix 10, RC_img 5")
     versions: int = Field(3, ge=1, description="versions of each image per step (paper)")
     version_of: Literal["image", "last_version"] = Field(
         "image", description="what is convolved: the image, or the version before (code: a chain)"
@@ -59,7 +59,6 @@ class RandConv(Method):
     """Random convolutions of an image must be classified alike."""
 
     name = "randconv"
-    title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
     any_task = True
     needs_images = True

@@ -97,7 +97,7 @@ from feddg.models.closed_form import (
 )
 from feddg.models.network import Network
 from feddg.rng import add_noise
-from feddg.settings import ExperimentSettings, Positive
+from feddg.settings import ExperimentSettings, NotNegative, Positive
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"
@@ -122,9 +122,7 @@ class RidgeSettings(MethodSettings):
         description="lambdas to choose from, by accuracy at clients that are left out, each at "
         "least 0; one is taken as it is",
     )
-    when_unknown: float = Field(
-        1.0, ge=0, allow_inf_nan=False, description="lambda where nobody may be left out"
-    )
+    when_unknown: NotNegative = Field(1.0, description="lambda where nobody may be left out")
     clip: Positive | None = Field(
         None,
         description="R, longest feature vector, where images or clients are to be private; none "
@@ -179,7 +177,6 @@ class Ridge(Method):
     """The classifier in closed form, from one message of sums a client."""
 
     name = "ridge"
-    title = "Ridge"
     aliases = ("fed3r",)
     summary = "the classifier in closed form, in one round (Fani et al. 2024)"
     settings: RidgeSettings

@@ -29,8 +29,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -95,7 +94,7 @@ class Rsc(Method):
         mask: Tensor | None = None
         probing = False
 
-        def muted(maps: Tensor) -> Tensor | None:
+        def muted(layer: nn.Module, inputs: object, maps: Tensor) -> Tensor | None:
             nonlocal mask, probing
             if probing:  # what finds the mask is not masked itself
                 return None
@@ -105,7 +104,7 @@ class Rsc(Method):
                 probing = False
             return maps * mask.to(maps)
 
-        with _after(client.network.stages[-1], muted):
+        with client.network.stages[-1].register_forward_hook(muted):
             return plain(client, batch)
 
     def _map_mask(self, client: Client, batch: Batch, maps: Tensor) -> Tensor:
@@ -113,7 +112,7 @@ class Rsc(Method):
         network, stage = client.network, client.network.stages[-1]
 
         def head(probe: Tensor) -> Tensor:
-            with _after(stage, lambda output: probe):
+            with stage.register_forward_hook(lambda *_: probe):
                 logits: Tensor = network(batch.images)
             return logits
 
@@ -186,12 +185,3 @@ def spared(keep: Tensor, drop: Tensor, number: int, smallest: float = -math.inf)
 
 def _part(share: float, count: int) -> int:
     return math.ceil(share * count - 1e-9)  # 0.1 of 30 is 3, whatever the last bit says
-
-
-@contextmanager
-def _after(layer: nn.Module, replace: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    handle = layer.register_forward_hook(lambda module, inputs, output: replace(output))
-    try:
-        yield
-    finally:
-        handle.remove()

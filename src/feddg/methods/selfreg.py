@@ -34,15 +34,15 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
-from feddg.settings import Positive
+from feddg.settings import NotNegative, Positive
 
 
 class SelfRegSettings(MethodSettings):
     """Hyper-parameters of SelfReg."""
 
-    feature_weight: float = Field(0.3, ge=0, description="weight of the feature terms (code)")
+    feature_weight: NotNegative = Field(0.3, description="weight of the feature terms (code)")
     mixture_alpha: Positive = Field(0.5, description="of Beta(alpha, alpha), for l (code)")
-    regularization: float = Field(1.0, ge=0, description="weight of I and H together (code: 1)")
+    regularization: NotNegative = Field(1.0, description="weight of I and H together (code: 1)")
 
 
 @register
@@ -50,7 +50,6 @@ class SelfReg(Method):
     """Pulls logits and features of the same class together, with positive pairs only."""
 
     name = "selfreg"
-    title = "SelfReg"
     summary = "draws same-class logits and features together (Kim et al. 2021)"
     settings: SelfRegSettings
 

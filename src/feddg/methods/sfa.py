@@ -35,15 +35,15 @@ from torch import Generator, Tensor
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, MethodSettings, register
-from feddg.settings import Fraction
+from feddg.settings import Fraction, NotNegative
 
 
 class SfaSettings(MethodSettings):
     """Hyper-parameters of SFA."""
 
     noise: Literal["simple", "adaptive"] = Field("simple", description="SFA-S, or SFA-A")
-    scale_noise: float = Field(0.5, ge=0, description="s_a (our choice; not published)")
-    shift_noise: float = Field(0.5, ge=0, description="s_b (our choice; not published)")
+    scale_noise: NotNegative = Field(0.5, description="s_a (our choice; not published)")
+    shift_noise: NotNegative = Field(0.5, description="s_b (our choice; not published)")
     recent_batches: int = Field(8, ge=1, description="behind a covariance, SFA-A (second-hand)")
     shrinkage: Fraction = Field(0.1, description="e, SFA-A (our choice)")
 

@@ -40,7 +40,6 @@ Decisions:
     averaging there (docs/benchmarks.md).
 """
 
-from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -49,11 +48,11 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Weights, joined
-from feddg.methods.base import Presets, register
+from feddg.methods.base import Presets, Statistics, register
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fraction
+from feddg.settings import Fraction, NotNegative
 from feddg.styles.codec import adain
 from feddg.styles.statistics import FeatureMoments, client_style, finch, interpolation_style
 
@@ -70,7 +69,7 @@ class VistaSettings(StyleSettings):
     versions: int = Field(3, ge=1, description="versions of each image per step (RandConv: 3)")
     style_probability: Fraction = Field(0.5, description="of Eq. 3, per version")
     convolution_probability: Fraction = Field(1.0, description="of Eq. 4, per version")
-    consistency_weight: float = Field(10.0, ge=0, description="weight of the divergence, Eq. 5")
+    consistency_weight: NotNegative = Field(10.0, description="weight of the divergence, Eq. 5")
 
 
 @register
@@ -101,9 +100,8 @@ class Vista(OneStyleEach):
         clusters = finch(moments.styles().flatten(1).numpy())[-1]
         return client_style(moments, torch.from_numpy(clusters))
 
-    def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the groups' styles, ``(M, 2, C)`` (Eq. 2)."""
-        client_statistics = list(client_statistics)
         others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
             return joined(others)
@@ -114,7 +112,7 @@ class Vista(OneStyleEach):
             sent = torch.stack([styles[labels == label].mean(0) for label in labels.unique()])
         return joined(others, Message({"styles": sent.float()}))
 
-    def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
+    def groups(self, client_statistics: Statistics) -> Groups:
         """Returns the groups of clients with similar styles."""
         others = super().groups(client_statistics)
         if not self.exchanges:
@@ -177,7 +175,7 @@ class Vista(OneStyleEach):
             return images.lerp(stylized.to(images), share.to(images))
 
 
-def _grouped(client_statistics: Sequence[tuple[int, Message]]) -> tuple[Tensor, Tensor, Tensor]:
+def _grouped(client_statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:
     """Returns all styles ``(N, 2, C)``, the group of each, and the median of the groups' means."""
     styles = torch.stack([message.tensors["style"] for _, message in client_statistics])
     median, labels = interpolation_style(styles)

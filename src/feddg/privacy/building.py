@@ -22,7 +22,7 @@ from feddg.privacy.defence import (
     require_compatible,
     traits_of,
 )
-from feddg.settings import DefenceChoice, PrivacySettings
+from feddg.settings import DefenceChoice, ExperimentSettings, PrivacySettings
 from feddg.styles.statistics import StyleNoise
 
 T = TypeVar("T")
@@ -128,11 +128,6 @@ class Defences:
         return None
 
     @property
-    def noised(self) -> bool:
-        """Whether a defence gives differential privacy of updates."""
-        return any(defence.noised for defence in self.defences)
-
-    @property
     def sees_all(self) -> bool:
         """Whether no update may be dropped for being unlike the others.
 
@@ -168,53 +163,76 @@ class Defences:
 NO_DEFENCES = Defences()
 
 
-def build_defences(
-    privacy: PrivacySettings,
-    choices: Sequence[DefenceChoice],
-    method: Method,
-    network: nn.Module,
-    *,
-    trains_statistics: bool,
-    updates: int,
-    schedule: Schedule | None = None,
-    epochs: int = 1,
-    head: str = "random",
-) -> Defences:
-    """Returns a run's defences: clipping first, if asked for, then those named.
+def build_defences(settings: ExperimentSettings, method: Method, network: nn.Module) -> Defences:
+    """Returns an experiment's defences: clipping first, if asked for, then those named.
 
     Args:
-        privacy: settings of clipping and noise.
-        choices: further defences, by name.
+        settings: with actual numbers of clients and steps.
         method: the method whose updates are protected.
         network: the network it trains.
-        trains_statistics: whether batch normalisation's running statistics are trained.
-        updates: number of clients in a round.
-        schedule: how often clients take part; all clients in one round by default.
-        epochs: passes over a client's images per round.
-        head: how the classifier is initialised.
 
     Raises:
         MissingPackage: one needs a package that is not installed.
         ExperimentError: they cannot protect the method's messages; the message says why.
     """
+    _require_countable(settings, method)
+    privacy, choices = settings.privacy, settings.defences
     require_packages(privacy, choices)
-    planned = schedule or Schedule(updates)
-    chosen = [defence_of(choice) for choice in choices]
+    schedule = Schedule.of(settings, gathered=method.gathers_images)
     # What is masked last can still be changed before.
-    defences = sorted(chosen, key=lambda defence: defence.sums)
+    defences = sorted(map(defence_of, choices), key=lambda defence: defence.sums)
     if privacy != PrivacySettings():
-        kinds = DEFENCES.values()
-        asked = (kind.asked_for(privacy, method, planned, epochs) for kind in kinds)
+        epochs = settings.train.local_epochs
+        asked = (d.asked_for(privacy, method, schedule, epochs) for d in DEFENCES.values())
         defences = [*chain.from_iterable(asked), *defences]
     for defence in defences:
         defence.fit(privacy, method)
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
-    covered = type(method).noises if seen_to else frozenset[str]()
     traits = traits_of(
-        method, network, trains_statistics=trains_statistics, covered=covered, head=head
+        method,
+        network,
+        trains_statistics=settings.model.normalization == "train",
+        covered=type(method).noises if seen_to else frozenset(),
+        head=settings.train.head,
     )
-    require_compatible(defences, traits, method, updates=updates)
+    require_compatible(defences, traits, method, updates=schedule.per_round)
+    summed = any(defence.sums for defence in defences) and not method.one_round
+    if summed and settings.server.weighting != "examples" and settings.privacy.clipping == "none":
+        raise ExperimentError(
+            "server.weighting: uniform needs every update by itself, and secure aggregation shows "
+            "a sum by numbers of images: leave one of them out, or clip (privacy.clipping), which "
+            "counts clients alike"
+        )
     return Defences(defences, weight_names(method, network))
+
+
+def _require_countable(settings: ExperimentSettings, method: Method) -> None:
+    """Raises ExperimentError where privacy could not count what an image or a client costs."""
+    train = settings.train
+    hides_images = settings.privacy.hides_images
+    if hides_images and settings.data.tile is not None:
+        raise ExperimentError(
+            f"{hides_images} is for one image, and data.tile makes several of one, which together "
+            "tell more of it: leave out data.tile"
+        )
+    # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
+    uncounted = train.local_steps and not type(method).gathers_images
+    if settings.privacy.record_epsilon and (uncounted or train.select_every):
+        raise ExperimentError(
+            "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
+            "train.local_epochs, and neither train.local_steps nor train.select_every"
+        )
+    if settings.privacy.record_epsilon and train.class_weights != "none":
+        raise ExperimentError(
+            "privacy.record_epsilon bounds what one image does to a step, and under "
+            "train.class_weights it changes how much all others count: set it to none"
+        )
+    if train.head_rounds and settings.privacy.noised and not method.one_round:
+        raise ExperimentError(
+            f"train.head_rounds is {train.head_rounds}: in these rounds the featurizer stays as it "
+            "is, and noise on updates would move it. Set it to 0, or train the classifier alone "
+            "(train.trainable: head)"
+        )
 
 
 def require_packages(privacy: PrivacySettings, choices: Iterable[DefenceChoice]) -> None:

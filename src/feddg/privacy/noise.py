@@ -61,6 +61,8 @@ _OPEN_RECORDS = "which is taken from images without noise"
 class _Charged(Defence):
     """A defence that charges what it releases to the account of its run."""
 
+    Settings = PrivacySettings
+
     def __init__(self, settings: PrivacySettings | None = None) -> None:
         super().__init__(settings)
         self.account = Account()
@@ -77,7 +79,6 @@ class Clipping(_Charged):
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     clips = True
-    Settings = PrivacySettings
     _BREAKS: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_UPDATES,
         EXTRAS: _OPEN_UPDATES,
@@ -92,7 +93,7 @@ class Clipping(_Charged):
         self, settings: PrivacySettings | None = None, schedule: Schedule | None = None
     ) -> None:
         super().__init__(settings)
-        self._schedule = schedule or Schedule(1)
+        self._schedule = schedule or Schedule(1, 1)
         self._require_met()
 
     @classmethod
@@ -352,7 +353,6 @@ class NoisedRecords(_Charged):
 
     name = "noised_records"
     summary = "gradients clipped image by image and noised; asked for as privacy.record_epsilon"
-    Settings = PrivacySettings
     breaks: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_RECORDS,
         EXTRAS: _OPEN_RECORDS,
@@ -431,7 +431,6 @@ class NoisedStyles(_Charged):
 
     name = "noised_styles"
     summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
-    Settings = PrivacySettings
     style_noise: StyleNoise
 
     def __init__(self, settings: PrivacySettings) -> None:

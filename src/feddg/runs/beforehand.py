@@ -16,8 +16,9 @@ from feddg.data.sets import features
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
 from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
-from feddg.federation.federation import build, defences_for
+from feddg.federation.federation import build
 from feddg.models.backbones import fetch_imagenet
+from feddg.privacy.building import build_defences
 from feddg.records import ClientsTable
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import (
@@ -154,7 +155,7 @@ def forecast(experiment: Experiment) -> Forecast:
     emit(*(diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()
-    defences = defences_for(images.trained_by(experiment), method, network)
+    defences = build_defences(images.trained_by(experiment), method, network)
     weights = sum(parameter.numel() for parameter in network.parameters())
     train = experiment.train
     remembered = 2 if train.optimizer == "adam" else 1 if train.momentum else 0
