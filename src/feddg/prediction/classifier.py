@@ -15,7 +15,7 @@ import feddg
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, warning
-from feddg.errors import DataError, FeddgError, RunError, field_fault, schema_faults
+from feddg.errors import DataError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
@@ -37,8 +37,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         RunError: the folder is damaged.
     """
     if trained.about is not None:
-        with schema_faults(RunError, f"{run} is damaged: about."):
-            return ModelDescription.model_validate(trained.about)
+        return trained.about
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
     light, depths = read_energy_threshold(run, predictor), depths_of_run(run)
     names = {"feature_names": trained.feature_names} if data.features else {}

@@ -35,7 +35,6 @@ from feddg.prediction.shared import (
     CONFIG,
     SCHEMA,
     WEIGHTS,
-    AboutModel,
     SharedModel,
     is_shared,
     network_config,
@@ -250,7 +249,7 @@ def save_model(
             feddg_model=SCHEMA,
             weights_sha256=digest(folder / WEIGHTS),
             network=network_config(trained.experiment, trained.method, trained.network),
-            about=AboutModel.model_validate(about.fields()),
+            about=about,
         )
         replace_text(folder / CONFIG, config.to_text())
         _write_card(card, model_card(run, about))

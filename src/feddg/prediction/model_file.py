@@ -33,6 +33,8 @@ OUTPUTS = ("probabilities", "label", "energy")
 Format = Literal["onnx", "torch", "safetensors"]
 ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 OPSET = 18
+MOST_FEATURES = 1 << 20
+"""Most numbers in a row that a network from outside may take."""
 RANDOM_IMAGES = 64
 TOLERANCE = 1e-4
 """Largest allowed difference of a probability from the run's."""
@@ -100,7 +102,7 @@ class ModelDescription(ModelIdentity):
     tile: int | None = None
     bits: int = Field(0, ge=0, le=32)
     depths: tuple[int, ...] = ()
-    features: int | None = Field(None, ge=1)
+    features: int | None = Field(None, ge=1, le=MOST_FEATURES)
     columns: dict[str, object] = Field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
