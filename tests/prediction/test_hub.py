@@ -226,7 +226,7 @@ def test_a_folder_is_no_run(run_of, tmp_path):
 
 def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, tmp_path):
     done = save_model(meaningless, tmp_path / "model")
-    assert done.diagnostics
-    assert RunClassifier(tmp_path / "model").diagnostics == done.diagnostics
+    assert done.description.diagnostics
+    assert RunClassifier(tmp_path / "model").diagnostics == done.description.diagnostics
     with pytest.raises(RunError, match="Leave out --strict"):
         save_model(meaningless, tmp_path / "other", strict=True)

@@ -13,7 +13,7 @@ from feddg.experiment import Experiment
 from feddg.federation.federation import build
 from feddg.federation.local_training import load_weights
 from feddg.methods.base import Method, has_global_model, local_names
-from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
+from feddg.models.network import Network
 from feddg.models.precision import choose_device
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.shared import at_hand, is_shared, load_shared
@@ -76,10 +76,8 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     experiment = run.experiment
     # The run's own weights replace pretrained ones, so their file need not exist any more.
     method, network = build(experiment.without_weights, len(clients.classes))
-    environment = run.environment
-    if environment:  # today's version of the backbone may expect other colours
-        earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
-        network.normalize_by(**environment.get("normalization", earlier))
+    if colours := run.environment.get("normalization"):
+        network.normalize_by(**colours)  # today's version of the backbone may expect others
     rule, weights, round = kept_weights(
         path, *(rules or rules_asked(run.settings.get("server") or {}))
     )
