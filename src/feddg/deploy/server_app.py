@@ -201,16 +201,7 @@ class Sites(Clients):
     """The clients of a deployment, whose images are elsewhere, as they registered."""
 
     def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
-        self._transport, self._held = transport, held
-
-    @property
-    def held(self) -> ClientsTable:
-        """See :class:`Clients`."""
-        return self._held
-
-    @held.setter
-    def held(self, held: ClientsTable) -> None:
-        self._held = held
+        self._transport, self.held = transport, held
 
     def __len__(self) -> int:
         return len(self._transport.clients)
