@@ -40,7 +40,7 @@ from feddg.models.backbones import build_network, read_weights
 from feddg.models.network import Network
 from feddg.rng import stream
 from feddg.settings import TrainSettings
-from feddg.styles.codecs import packaged_weights
+from feddg.styles.codecs import CompactCodec
 
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
@@ -341,7 +341,7 @@ def compare(site: Site, codec: dict[str, object], later: Network) -> list[str]:
 
 def halves(codec: dict[str, object]) -> tuple[nn.Sequential, nn.Sequential]:
     """The encoder and the decoder of the settings, built here from the same files."""
-    files = [codec[part] or packaged_weights("compact", part) for part in ("encoder", "decoder")]
+    files = [CompactCodec.file(part, codec[part]) for part in ("encoder", "decoder")]
     weights = [read_weights(Path(str(file))) for file in files]
     return encoder_of(weights[0], 9 if codec["codec"] == "vgg19" else 4), decoder_of(weights[1])
 

@@ -31,7 +31,6 @@ class Registry(Mapping[str, T], Generic[T]):
         where: the command that lists all names, for messages.
         named: returns a definition's name and aliases; by default the name is its ``name``, or an
             entry point's.
-        order: sort key for listing all definitions; by default in the order found.
         adopt: converts the object of another package's entry point to a definition, or raises what
             is wrong with it; by default the object itself is used.
         made_of: the class of definitions, if an entry point must give an object or subclass of it
@@ -47,13 +46,12 @@ class Registry(Mapping[str, T], Generic[T]):
         error: type[FeddgError] = FeddgError,
         where: str | None = None,
         named: Callable[[T], Sequence[str]] | None = None,
-        order: Callable[[T], Any] | None = None,
         adopt: Callable[[str, object], T] | None = None,
         made_of: type | None = None,
     ) -> None:
         self.kind, self._package, self._group = kind, package, group
         self._error, self._where, self._named = error, where, named
-        self._order, self._adopt, self._made_of = order, adopt, made_of
+        self._adopt, self._made_of = adopt, made_of
         self._found: dict[str, T] = {}
         self._broken: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
@@ -115,10 +113,7 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def __iter__(self) -> Iterator[str]:
         self._load()
-        order = self._order
-        if order is None:
-            return iter(self._found)
-        return iter(sorted(self._found, key=lambda name: order(self._found[name])))
+        return iter(self._found)
 
     def __len__(self) -> int:
         self._load()

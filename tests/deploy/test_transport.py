@@ -322,16 +322,12 @@ def test_a_name_belongs_to_the_first_key_that_had_it_over_restarts_too(deploy, c
     assert read_run(deployment.path).status == "completed"
 
 
-def test_a_key_without_a_name_can_take_none_unless_that_is_asked_for(deploy, caplog):
+def test_a_key_without_a_name_can_take_none(deploy, caplog):
     deployment = deploy()
     deployment.grid.registered = dict.fromkeys(SITES, "")
     with pytest.raises(RunError, match="missing: ink, chalk, photo"):
         deployment.start()
     assert "its key was registered without a name" in caplog.text
-    trying = deploy(**{"unnamed-sites": True})
-    trying.grid.registered = dict.fromkeys(SITES, "")
-    trying.start()
-    assert read_run(trying.path).status == "completed"
 
 
 def test_in_domain_shares_are_refused():

@@ -500,7 +500,6 @@ class Halved(Predictor):
 
     name = "halved"
     summary = "half of every logit"
-    order = 15
 
     def forward(self, batch):
         return self.model(batch) / 2
@@ -509,7 +508,7 @@ class Halved(Predictor):
 def test_an_adaptation_is_one_definition(monkeypatch):
     monkeypatch.setattr(ADAPTATIONS, "_found", dict(ADAPTATIONS._found))
     register_adaptation(Halved)
-    assert list(ADAPTATIONS)[1:4] == ["fixed", "halved", "random"]
+    assert list(ADAPTATIONS)[-1] == "halved"
     network = model()
     found = predicted(adapt(network, "halved"), images())
     assert torch.equal(found, predicted(network, images()) / 2)

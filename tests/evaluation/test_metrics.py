@@ -128,7 +128,7 @@ def entropy(monkeypatch):
         return float(-(logs.exp() * logs).sum(1).mean())
 
     return register_metric(
-        Metric(name="entropy", summary="nats", compute=compute, needs_logits=True, order=5)
+        Metric(name="entropy", summary="nats", compute=compute, needs_logits=True)
     )
 
 
@@ -156,12 +156,12 @@ def test_a_new_metric_is_one_definition_and_every_score_has_it(entropy):
             == [name for name in METRICS if name not in OF_A_DECISION]
             == [
                 "accuracy",
-                "entropy",
                 "balanced_accuracy",
                 "macro_f1",
                 "auroc",
                 "calibration_error",
                 "largest_class_share",
+                "entropy",
             ]
         )
         assert score.metrics["accuracy"] == score.accuracy == pytest.approx(1 / 3)

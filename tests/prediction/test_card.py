@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 
 import numpy
 import pytest
@@ -109,9 +108,8 @@ def test_a_run_without_a_common_model_has_no_card_and_does_not_fail(tmp_path, ca
 
 def test_a_meaningless_model_says_so_in_file_and_card(meaningless, tmp_path):
     done = export_run(meaningless, tmp_path / "model.safetensors", "safetensors")
-    (warning,) = done.diagnostics
+    (warning,) = done.description.diagnostics
     assert "no better than always answering the most frequent class" in warning.text
-    assert done.metadata["diagnostics"] == [asdict(warning)]
     assert f"> **{warning}**" in done.card.read_text("utf-8")
     with pytest.raises(RunError, match="Its labels mean nothing"):
         export_run(meaningless, tmp_path / "strict.safetensors", "safetensors", strict=True)

@@ -42,9 +42,9 @@ def expected(run, pixels, adapt=None):
 def test_onnx_answers_as_the_run_does(run_of, tmp_path, onnxruntime, method, adapt):
     run, path = run_of(method), tmp_path / "model.onnx"
     done = export_run(run, path, "onnx", adapt=adapt)
-    assert done.metadata["checked"] == {"random_images": 64, "real_images": 128}
+    assert done.description.checked == {"random_images": 64, "real_images": 128}
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    pixels = example(done.metadata["image_size"], 33, seed=7)
+    pixels = example(done.description.image_size, 33, seed=7)
     for count in (1, 33):
         own = pixels[:count]
         found = session.run(None, {"images": own.numpy()})
@@ -52,10 +52,10 @@ def test_onnx_answers_as_the_run_does(run_of, tmp_path, onnxruntime, method, ada
         assert numpy.abs(found[0] - shares).max() < 1e-4
         assert (found[1] == labels).all()
         assert numpy.abs(found[2] - energies).max() < 1e-3
-    said = session.get_modelmeta().custom_metadata_map
-    assert json.loads(said["class_names"]) == list(load_trained(run).class_names)
-    assert said["opset"] == "18"
-    assert said["image_size"] == str(done.metadata["image_size"])
+    said = json.loads(session.get_modelmeta().custom_metadata_map["feddg"])
+    assert said["class_names"] == list(load_trained(run).class_names)
+    assert said["opset"] == 18
+    assert said["image_size"] == done.description.image_size
     assert session.get_inputs()[0].shape[0] == "batch"
 
 
@@ -63,7 +63,7 @@ def test_torch_programs_work_in_a_process_that_has_no_feddg(run_of, tmp_path):
     pixels = {}
     for method in ("fedavg", "fedig-a"):
         done = export_run(run_of(method), tmp_path / f"{method}.pt2", "torch")
-        pixels[method] = example(done.metadata["image_size"], 5, seed=7)
+        pixels[method] = example(done.description.image_size, 5, seed=7)
         numpy.save(tmp_path / f"{method}_pixels.npy", pixels[method].numpy())
     script = (
         "import sys, numpy, torch\n"
@@ -107,9 +107,6 @@ def test_a_model_keeps_the_normalisation_it_was_trained_with(tmp_path, cache):
     written["normalization"] = {"mean": [0.0] * 3, "std": [1.0] * 3}
     (run / "environment.json").write_text(json.dumps(written))
     assert torch.equal(load_model(run).normalize(images), images)
-    del written["normalization"]  # as in runs from before it was written
-    (run / "environment.json").write_text(json.dumps(written))
-    assert load_model(run).mean == (0.485, 0.456, 0.406)
 
 
 @pytest.mark.parametrize("adapt", ["tent", "tsmobn", "random", "mixnorm:tau=0.1"])

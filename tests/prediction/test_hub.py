@@ -19,7 +19,8 @@ from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import export_run, save_model
 from feddg.prediction.model import load_trained
-from feddg.prediction.shared import CONFIG, WEIGHTS, AboutModel, network_config
+from feddg.prediction.model_file import ModelDescription
+from feddg.prediction.shared import CONFIG, WEIGHTS, network_config
 from trained_runs import read_csv, trained_run, write_images
 
 NAME = "somebody/digits"
@@ -208,7 +209,7 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
 @pytest.mark.parametrize("names", [("cat", "cat"), ("cat", ""), (" ",)])
 def test_classes_that_cannot_be_told_apart_are_no_model(names):
     with pytest.raises(ValidationError, match="class_names"):
-        AboutModel(class_names=names, image_size=8)
+        ModelDescription(class_names=names, image_size=8, resize="squash", input="RGB")
 
 
 def test_a_folder_is_no_run(run_of, tmp_path):
@@ -225,7 +226,7 @@ def test_a_folder_is_no_run(run_of, tmp_path):
 
 def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, tmp_path):
     done = save_model(meaningless, tmp_path / "model")
-    assert done.diagnostics
-    assert RunClassifier(tmp_path / "model").diagnostics == done.diagnostics
+    assert done.description.diagnostics
+    assert RunClassifier(tmp_path / "model").diagnostics == done.description.diagnostics
     with pytest.raises(RunError, match="Leave out --strict"):
         save_model(meaningless, tmp_path / "other", strict=True)

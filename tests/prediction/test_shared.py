@@ -76,6 +76,8 @@ def test_a_newer_version_is_named(folder: Path) -> None:
         (lambda f: f["network"].update(std=[1, 1, -1]), "network.std"),
         (lambda f: f["about"].update(class_names=[]), "about.class_names"),
         (lambda f: f["about"].update(image_size=0), "about.image_size"),
+        (lambda f: f["about"].update(resize="often"), "about.resize"),
+        (lambda f: f["about"].update(features=2**62), "about.features"),
         (lambda f: f["network"]["model"].update(backbone="timm:hf-hub:a/b"), "unknown backbone"),
         (lambda f: f["network"]["model"].update(layers=3), "model.layers"),
         (lambda f: f["network"]["method"].update(name="os.system"), "unknown method"),
@@ -86,14 +88,6 @@ def test_a_newer_version_is_named(folder: Path) -> None:
 def test_settings_that_are_none_are_named(folder: Path, update, words: str) -> None:
     change(folder, update)
     refused(folder, words)
-
-
-def test_a_description_that_is_none_is_named(folder: Path) -> None:
-    from feddg.prediction.classifier import RunClassifier
-
-    change(folder, lambda fields: fields["about"].update(resize="often"))
-    with pytest.raises(RunError, match=r"about\.resize"):
-        RunClassifier(folder)
 
 
 def test_other_weights_are_refused(folder: Path) -> None:

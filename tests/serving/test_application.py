@@ -156,9 +156,11 @@ def test_the_page_asks_nobody_else(client):
 
 def test_the_model_says_what_it_is(client, finished):
     found = client.get("/model").json()
-    assert found["classes"] == [str(digit) for digit in range(10)]
-    assert found["identity"]["method"] == "fedavg"
-    assert found["identity"]["weights"] == RunClassifier(finished).weights
+    assert found["class_names"] == [str(digit) for digit in range(10)]
+    assert found["method"] == "fedavg"
+    assert found["weights"] == RunClassifier(finished).weights
+    assert found["limits"]["images"] == 32
+    assert ".png" in found["formats"]
     assert "a domain nobody trained on (sketch)" in found["result"]
     schema = client.get("/openapi.json").json()
     assert "multipart/form-data" in schema["paths"]["/predict"]["post"]["requestBody"]["content"]

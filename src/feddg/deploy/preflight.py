@@ -25,7 +25,7 @@ from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join
-from feddg.deploy.site import copies_in, list_images, unlabelled_images
+from feddg.deploy.site import copies_in, list_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
@@ -141,11 +141,7 @@ def check_images(
         yield failed("images", "This site is to train, and has no labels.", advice)
         return
     try:
-        table = (
-            unlabelled_images(Path(images).expanduser(), join.site)
-            if unlabelled
-            else list_images(images, domain, experiment.data)
-        )
+        table = list_images(images, domain, experiment.data, join.site if unlabelled else "")
     except FeddgError as error:
         remedy = "Name the folder root/class/* and --domain."
         if experiment.data.source == FEATURES:

@@ -85,9 +85,6 @@ class Deployment(Settings):
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
     forget: str = Field("", description="a site that withdraws from a finished run's model")
-    unnamed_sites: bool = Field(
-        False, description="take nodes whose key has no name, or who have none: to try things out"
-    )
 
     @classmethod
     def read(cls, run_config: Mapping[str, object]) -> "Deployment":
@@ -201,16 +198,7 @@ class Sites(Clients):
     """The clients of a deployment, whose images are elsewhere, as they registered."""
 
     def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
-        self._transport, self._held = transport, held
-
-    @property
-    def held(self) -> ClientsTable:
-        """See :class:`Clients`."""
-        return self._held
-
-    @held.setter
-    def held(self, held: ClientsTable) -> None:
-        self._held = held
+        self._transport, self.held = transport, held
 
     def __len__(self) -> int:
         return len(self._transport.clients)
@@ -360,7 +348,7 @@ def _prepared(
         device,
         evaluation_sites=deployment.evaluation_sites,
         traffic=path / TRAFFIC,
-        keys=None if deployment.unnamed_sites else keys,
+        keys=keys,
         registered=before.images if before else {},
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val, *tested),
     )

@@ -42,24 +42,6 @@ FLEET_METHODS = (
 """Methods of Flower's Fleet service for sites with a registered key; ``register-node`` is not among
 them, because a key could register itself with it.
 """
-COORDINATOR = {
-    "pyproject.toml": "pyproject.toml.j2",
-    "LICENSE": "LICENSE.j2",
-    "START.md": "START.md.j2",
-    "make_keys.sh": "make_keys.sh.j2",
-    "compose.yaml": "compose.yaml.j2",
-    "Dockerfile": "Dockerfile.j2",
-    "flower-home/config.toml": "config.toml.j2",
-    "proxy/nginx.conf": "nginx.conf.j2",
-    "systemd/feddg-superlink.service": "superlink.service.j2",
-    "systemd/feddg-proxy.service": "proxy.service.j2",
-}
-SITE = {
-    "make_key.sh": "site/make_key.sh.j2",
-    "compose.yaml": "site/compose.yaml.j2",
-    "Dockerfile": "Dockerfile.j2",
-    "feddg-site.service": "site/site.service.j2",
-}
 REGISTERED = "proxy/sites.map"
 """The proxy's list of registered keys, one per line."""
 
@@ -258,12 +240,11 @@ def write_app(
         "test": test,
         "experiment": experiment.to_yaml(),
     }
-    contents = {n: environment.get_template(name).render() for n, name in COORDINATOR.items()}
-    contents[REGISTERED] = ""
+    contents = _rendered(environment, "coordinator/") | {REGISTERED: ""}
     known, features = _known_names(experiment, test)
     for site in everybody:
-        for name, template in SITE.items():
-            contents[f"sites/{site}/{name}"] = environment.get_template(template).render(site=site)
+        for name, content in _rendered(environment, "site/", site=site).items():
+            contents[f"sites/{site}/{name}"] = content
         contents[f"sites/{site}/{JOIN}"] = JoinFile(
             site=site,
             address=address,
@@ -279,6 +260,15 @@ def write_app(
     for name, content in contents.items():
         _write(folder / name, content)
     return [folder / name for name in contents]
+
+
+def _rendered(environment: Environment, folder: str, **values: str) -> dict[str, str]:
+    """Returns the files whose templates are in a folder, by their paths below it."""
+    return {
+        name.removeprefix(folder).removesuffix(".j2"): environment.get_template(name).render(values)
+        for name in environment.list_templates()
+        if name.startswith(folder)
+    }
 
 
 def _write(file: Path, content: str) -> None:

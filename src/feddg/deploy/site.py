@@ -204,7 +204,9 @@ def _read_checked(file: Path) -> bytes:
     return content
 
 
-def list_images(images: str, domain: str | None, data: DataSettings) -> ImageTable:
+def list_images(
+    images: str, domain: str | None, data: DataSettings, unlabelled: str = ""
+) -> ImageTable:
     """Returns the list of a site's images, not decoded, or its table of features.
 
     Args:
@@ -212,11 +214,15 @@ def list_images(images: str, domain: str | None, data: DataSettings) -> ImageTab
             ``root/class/*``; a file where the federation's data are features.
         domain: name of the domain for images in ``root/class/*``.
         data: the federation's settings.
+        unlabelled: the site's name, where folders are no classes: all images below ``images`` are
+            then one domain of one class.
 
     Raises:
         DataError: they cannot be listed.
         ClientError: a row has another number of features than the federation's.
     """
+    if unlabelled:
+        return _unlabelled_images(Path(images).expanduser(), unlabelled)
     if data.source == FEATURES:
         table = load_source(FEATURES, images, **data.all_options)
         if table.images is not None and table.images.shape[1] != data.features:
@@ -233,12 +239,7 @@ def list_images(images: str, domain: str | None, data: DataSettings) -> ImageTab
     return load_source("folder", images) if domain is None else from_class_folders(images, domain)
 
 
-def unlabelled_images(root: Path, site: str) -> ImageTable:
-    """Returns all images below a folder, sorted by name, as one domain of one class.
-
-    Raises:
-        DataError: there are none, or the folder cannot be read.
-    """
+def _unlabelled_images(root: Path, site: str) -> ImageTable:
     check_folder(root)
     paths = tuple(file.relative_to(root).as_posix() for file in image_files([root]))
     if not paths:
@@ -257,16 +258,12 @@ def load_pixels(
         domain: see :func:`list_images`.
         experiment: tells how images are resized.
         cache: folder of the decoded pixels.
-        unlabelled: the site's name, where folders are no classes.
+        unlabelled: see :func:`list_images`.
 
     Raises:
         DataError: the images cannot be used.
     """
-    table = (
-        unlabelled_images(Path(images).expanduser(), unlabelled)
-        if unlabelled
-        else list_images(images, domain, experiment.data)
-    )
+    table = list_images(images, domain, experiment.data, unlabelled)
     usable, pixels, _ = open_images(table, experiment.data, cache)[0]
     return usable, pixels
 

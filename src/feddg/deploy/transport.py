@@ -125,28 +125,16 @@ class Mailbox:
     Attributes:
         limits: seconds to wait for a site that was silent once, by number: twice the time of its
             last answer, however late.
+        enter: enters a message in the ledger, see :meth:`Ledger.enter`.
+        unentered: what sites sent to register, before there is a run with a ledger.
     """
 
     def __init__(self, grid: Grid, policy: Policy, traffic: Path | None) -> None:
         self.grid, self.policy, self._traffic = grid, policy, traffic
         self.limits: dict[int, float] = {}
+        self.unentered: list[tuple[Any, ...]] = []
+        self.enter: Callable[..., None] = lambda *entry: self.unentered.append(entry)
         self._sent: dict[str, PendingRequest] = {}
-        self._ledger: Ledger | None = None
-        self._unentered: list[tuple[Any, ...]] = []
-
-    @property
-    def ledger(self) -> Ledger:
-        """The record of every message that was really sent or received."""
-        if self._ledger is None:
-            raise RuntimeError("nobody has given this transport a ledger yet")
-        return self._ledger
-
-    @ledger.setter
-    def ledger(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        for entry in self._unentered:  # sites register before there is a run
-            ledger.enter(*entry)
-        self._unentered.clear()
 
     def send(
         self,
@@ -290,11 +278,7 @@ class Mailbox:
             shapes, scalars = contents(records)
         except Exception:
             shapes, scalars, purpose = [], {}, f"{purpose}, unreadable"
-        entry = (round, direction, client, purpose, shapes, scalars, size)
-        if self._ledger is None:
-            self._unentered.append(entry)
-        else:
-            self._ledger.enter(*entry)
+        self.enter(round, direction, client, purpose, shapes, scalars, size)
 
     def _enter_traffic(
         self, sent: PendingRequest, seconds: float, records: RecordDict, reply: Payload
@@ -630,11 +614,15 @@ class FlowerTransport:
     @property
     def ledger(self) -> Ledger:
         """The record of every message that was really sent or received."""
-        return self._mailbox.ledger
+        return self._ledger
 
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
-        self._mailbox.ledger = ledger
+        self._ledger = ledger
+        self._mailbox.enter = ledger.enter
+        for entry in self._mailbox.unentered:
+            ledger.enter(*entry)
+        self._mailbox.unentered.clear()
 
     def gather(self, minimum: int) -> dict[int, Registration]:
         """Waits until all sites have registered, at most the policy's ``wait``.

@@ -85,7 +85,6 @@ class Predictor(nn.Module):
         needs: the least input it needs: one image, a batch of one domain, or a stream of them.
         changes: what it remembers of the images until :meth:`reset`.
         cost: cost in addition to one forward pass.
-        order: its place in tables, ascending.
     """
 
     name: ClassVar[str]
@@ -93,7 +92,6 @@ class Predictor(nn.Module):
     needs: ClassVar[Need] = "one image"
     changes: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "none"
-    order: ClassVar[int] = 100
     Settings: ClassVar[type[Settings]] = NoSettings
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
@@ -147,10 +145,9 @@ ADAPTATIONS: Registry[type[Predictor]] = Registry(
     "feddg.evaluation.adaptation",
     group="feddg.adaptations",
     error=AdaptationError,
-    order=lambda kind: (kind.order, kind.name),
     made_of=Predictor,
 )
-"""All adaptations by name, in the order of tables."""
+"""All adaptations by name, ours first, in the order of this file."""
 
 
 register_adaptation = ADAPTATIONS.register
@@ -205,7 +202,6 @@ class Global(Predictor):
 
     name = "global"
     summary = "no adaptation: the running statistics"
-    order = 0
 
     def require(self, model: nn.Module) -> None:
         """Accepts any model."""
@@ -227,7 +223,6 @@ class Fixed(Predictor):
 
     name = "fixed"
     summary = "a fixed share alpha of the image's own moments"
-    order = 10
     cost = "moments of every map"
     Settings = FixedSettings
 
@@ -250,7 +245,6 @@ class Random(Predictor):
 
     name = "random"
     summary = "a random share of the image's own moments, for each layer and image"
-    order = 20
     changes = "counts the images, which decides the draws"
     cost = "moments of every map"
 
@@ -284,7 +278,6 @@ class Adapter(Predictor):
 
     name = "adapter"
     summary = "FedIG-A's trained adapters give the share, for each layer and image"
-    order = 30
     cost = "moments of every map, and two small linear layers beside it"
 
     def require(self, model: nn.Module) -> None:
@@ -310,7 +303,6 @@ class BatchInstance(Predictor):
 
     name = "bin"
     summary = "batch-instance normalisation, whose shares were learned in training"
-    order = 40
     cost = "moments of every map"
 
     def require(self, model: nn.Module) -> None:
@@ -332,7 +324,6 @@ class ClientEnsemble(Predictor):
 
     name = "ensemble"
     summary = "the mean of the predictions under each client's own normalisation"
-    order = 50
     cost = "one forward pass per client; needs every client's statistics"
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
@@ -384,7 +375,6 @@ class InstanceAware(Predictor):
 
     name = "iabn"
     summary = "instance-aware: moments are corrected where an image's differ significantly"
-    order = 60
     cost = "moments of every map"
     Settings = IABNSettings
 
@@ -434,7 +424,6 @@ class MixNorm(Predictor):
 
     name = "mixnorm"
     summary = "a share of the moments of an image and four views of it (our reading)"
-    order = 70
     changes = "nothing; with tau above 0 the kept moments follow the images"
     cost = "five forward passes"
     Settings = MixNormSettings
@@ -517,6 +506,64 @@ def pooled(inputs: Tensor, views: int) -> Stored:
     return Stored(means.mean(0), variances.mean(0) + means.var(0, correction=0))
 
 
+class TsmoBNSettings(Settings):
+    """Settings of ``tsmobn``."""
+
+    tau: Fraction | None = Field(
+        0.9,
+        description="share of the moments kept at each batch (from memory); none for the average "
+        "of all batches so far",
+    )
+    smallest_batch: int = Field(8, ge=2, description="smaller ones move nothing")
+
+
+@register_adaptation
+class TsmoBN(Predictor):
+    """TsmoBN (Jiang et al. 2021): estimates moments from the stream of test batches.
+
+    It starts with the running statistics, which for an unseen domain are the clients' average. A
+    batch is predicted after it has updated the estimate.
+    """
+
+    name = "tsmobn"
+    summary = "the statistics follow the test batches"
+    needs = "a stream"
+    changes = "the statistics of every layer"
+    cost = "moments of every layer"
+    Settings = TsmoBNSettings
+
+    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
+        super().__init__(model, settings, parts)
+        self.reset()
+
+    def reset(self) -> None:
+        """Restores the running statistics."""
+        self._kept: dict[_BatchNorm, Stored] = {}
+        self._batches = 0
+
+    def rule(self, images: Tensor) -> Rule:
+        """Updates each layer's estimate and returns the rule that normalises by it."""
+        moves = len(images) >= self.settings.smallest_batch
+        self._batches += moves
+        tau = self.settings.tau
+        keep = 1 - 1 / max(self._batches, 1) if tau is None else tau
+
+        def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            kept = self._kept.get(layer, stored(layer))
+            if moves:
+                axes = [axis for axis in range(inputs.dim()) if axis != 1]
+                # What is kept from batch to batch is no part of any batch's graph.
+                values = inputs.detach().float()
+                variance, mean = torch.var_mean(values, dim=axes, correction=1)
+                kept = Stored(
+                    mean + keep * (kept.mean - mean), variance + keep * (kept.variance - variance)
+                )
+                self._kept[layer] = kept
+            return normalize_stored(layer, inputs, kept)
+
+        return rule
+
+
 class TentSettings(Settings):
     """Settings of ``tent``."""
 
@@ -535,7 +582,6 @@ class Tent(Predictor):
 
     name = "tent"
     summary = "scales and shifts are trained to make predictions certain, batch by batch"
-    order = 90
     needs = "a stream"
     changes = "scales and shifts of every layer, and an optimizer"
     cost = "a backward pass"
@@ -586,62 +632,3 @@ class Tent(Predictor):
                     parameter.grad = gradient
                 self._optimizer.step()
         return logits.detach()
-
-
-class TsmoBNSettings(Settings):
-    """Settings of ``tsmobn``."""
-
-    tau: Fraction | None = Field(
-        0.9,
-        description="share of the moments kept at each batch (from memory); none for the average "
-        "of all batches so far",
-    )
-    smallest_batch: int = Field(8, ge=2, description="smaller ones move nothing")
-
-
-@register_adaptation
-class TsmoBN(Predictor):
-    """TsmoBN (Jiang et al. 2021): estimates moments from the stream of test batches.
-
-    It starts with the running statistics, which for an unseen domain are the clients' average. A
-    batch is predicted after it has updated the estimate.
-    """
-
-    name = "tsmobn"
-    summary = "the statistics follow the test batches"
-    order = 80
-    needs = "a stream"
-    changes = "the statistics of every layer"
-    cost = "moments of every layer"
-    Settings = TsmoBNSettings
-
-    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
-        super().__init__(model, settings, parts)
-        self.reset()
-
-    def reset(self) -> None:
-        """Restores the running statistics."""
-        self._kept: dict[_BatchNorm, Stored] = {}
-        self._batches = 0
-
-    def rule(self, images: Tensor) -> Rule:
-        """Updates each layer's estimate and returns the rule that normalises by it."""
-        moves = len(images) >= self.settings.smallest_batch
-        self._batches += moves
-        tau = self.settings.tau
-        keep = 1 - 1 / max(self._batches, 1) if tau is None else tau
-
-        def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-            kept = self._kept.get(layer, stored(layer))
-            if moves:
-                axes = [axis for axis in range(inputs.dim()) if axis != 1]
-                # What is kept from batch to batch is no part of any batch's graph.
-                values = inputs.detach().float()
-                variance, mean = torch.var_mean(values, dim=axes, correction=1)
-                kept = Stored(
-                    mean + keep * (kept.mean - mean), variance + keep * (kept.variance - variance)
-                )
-                self._kept[layer] = kept
-            return normalize_stored(layer, inputs, kept)
-
-        return rule

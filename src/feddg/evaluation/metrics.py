@@ -44,7 +44,6 @@ class Metric:
         compute: returns the number, or None if it is undefined.
         needs_logits: whether it needs logits; without logits it is then left out.
         higher_is_better: the direction of improvement; None for a number that describes the images.
-        order: its place in tables, ascending.
         title: its heading in tables; its name if empty.
     """
 
@@ -53,7 +52,6 @@ class Metric:
     compute: Compute
     needs_logits: bool = False
     higher_is_better: bool | None = True
-    order: int = 100
     title: str = ""
 
     @property
@@ -66,25 +64,20 @@ METRICS: Registry[Metric] = Registry(
     "metric",
     "feddg.evaluation.metrics",
     group="feddg.metrics",
-    order=lambda metric: (metric.order, metric.name),
     made_of=Metric,
 )
-"""All metrics, in the order of tables."""
+"""All metrics, in the order of tables: ours first, in the order of this file."""
 
 
 register_metric = METRICS.register
 """Registers a metric under its name."""
 
 
-def _metric(
-    name: str, title: str, summary: str, order: int, **more: Any
-) -> Callable[[Compute], Compute]:
+def _metric(name: str, title: str, summary: str, **more: Any) -> Callable[[Compute], Compute]:
     """Registers the decorated function as the ``compute`` of a metric."""
 
     def register(compute: Compute) -> Compute:
-        register_metric(
-            Metric(name=name, title=title, summary=summary, compute=compute, order=order, **more)
-        )
+        register_metric(Metric(name=name, title=title, summary=summary, compute=compute, **more))
         return compute
 
     return register
@@ -104,11 +97,66 @@ def measure(predictions: Predictions) -> dict[str, float]:
     }
 
 
+@_metric("accuracy", "Accuracy", "share of images classified correctly, in [0, 1]")
+def _accuracy(predictions: Predictions) -> float | None:
+    examples = int(predictions.confusion.sum())
+    return int(predictions.confusion.trace()) / examples if examples else None
+
+
+@_metric(
+    "balanced_accuracy",
+    "Balanced accuracy",
+    "mean over the classes with images of the share classified correctly, in [0, 1]",
+)
+def _balanced_accuracy(predictions: Predictions) -> float | None:
+    support = predictions.confusion.sum(axis=1)
+    seen = support > 0
+    recall = predictions.confusion.diagonal()[seen] / support[seen]
+    return float(recall.mean()) if seen.any() else None
+
+
+@_metric(
+    "macro_f1",
+    "Macro-F1",
+    "mean over the classes with images of their F1 score, in [0, 1]",
+)
+def _macro_f1(predictions: Predictions) -> float | None:
+    """F1 = 2 hits / (images + predictions) of each class with images (iWildCam's official score).
+
+    Computed as in WILDS: Koh et al. (ICML 2021), section 4.1.1, and its code, which leaves out
+    classes without images even if they are predicted.
+    """
+    support = predictions.confusion.sum(axis=1)
+    seen = support > 0
+    predicted = predictions.confusion.sum(axis=0)
+    scores = 2 * predictions.confusion.diagonal()[seen] / (support + predicted)[seen]
+    return float(scores.mean()) if seen.any() else None
+
+
+@_metric(
+    "auroc",
+    "AUROC",
+    "area under the ROC curve, each class against the rest, mean over the classes with images, in "
+    "[0, 1]",
+    needs_logits=True,
+)
+def _auroc(predictions: Predictions) -> float | None:
+    """The area of each class against the rest, mean over the classes that are in both."""
+    assert predictions.logits is not None
+    assert predictions.labels is not None
+    scores = predictions.logits.double().softmax(1).numpy()
+    one_hot = predictions.labels.numpy()[:, None] == numpy.arange(scores.shape[1])
+    defined = one_hot.any(axis=0) & ~one_hot.all(axis=0)
+    if not defined.any():
+        return None
+    pairs = zip(one_hot[:, defined].T, scores[:, defined].T)
+    return float(numpy.mean([area_under_roc(*pair) for pair in pairs]))
+
+
 @_metric(
     "calibration_error",
     "ECE",
     f"expected calibration error over {BINS} bins of confidence, in [0, 1]",
-    order=40,
     needs_logits=True,
     higher_is_better=False,
 )
@@ -132,77 +180,6 @@ def _expected_calibration_error(predictions: Predictions) -> float | None:
     return float(sums.abs().sum() / len(labels))
 
 
-@_metric("accuracy", "Accuracy", "share of images classified correctly, in [0, 1]", order=0)
-def _accuracy(predictions: Predictions) -> float | None:
-    examples = int(predictions.confusion.sum())
-    return int(predictions.confusion.trace()) / examples if examples else None
-
-
-@_metric(
-    "balanced_accuracy",
-    "Balanced accuracy",
-    "mean over the classes with images of the share classified correctly, in [0, 1]",
-    order=10,
-)
-def _balanced_accuracy(predictions: Predictions) -> float | None:
-    support = predictions.confusion.sum(axis=1)
-    seen = support > 0
-    recall = predictions.confusion.diagonal()[seen] / support[seen]
-    return float(recall.mean()) if seen.any() else None
-
-
-@_metric(
-    "macro_f1",
-    "Macro-F1",
-    "mean over the classes with images of their F1 score, in [0, 1]",
-    order=20,
-)
-def _macro_f1(predictions: Predictions) -> float | None:
-    """F1 = 2 hits / (images + predictions) of each class with images (iWildCam's official score).
-
-    Computed as in WILDS: Koh et al. (ICML 2021), section 4.1.1, and its code, which leaves out
-    classes without images even if they are predicted.
-    """
-    support = predictions.confusion.sum(axis=1)
-    seen = support > 0
-    predicted = predictions.confusion.sum(axis=0)
-    scores = 2 * predictions.confusion.diagonal()[seen] / (support + predicted)[seen]
-    return float(scores.mean()) if seen.any() else None
-
-
-@_metric(
-    "largest_class_share",
-    "Largest class",
-    "share of the commonest class, in (0, 1]: what naming it always would reach",
-    order=90,
-    higher_is_better=None,
-)
-def _largest_class_share(predictions: Predictions) -> float | None:
-    support = predictions.confusion.sum(axis=1)
-    return int(support.max()) / int(support.sum()) if support.any() else None
-
-
-@_metric(
-    "auroc",
-    "AUROC",
-    "area under the ROC curve, each class against the rest, mean over the classes with images, in "
-    "[0, 1]",
-    order=30,
-    needs_logits=True,
-)
-def _auroc(predictions: Predictions) -> float | None:
-    """The area of each class against the rest, mean over the classes that are in both."""
-    assert predictions.logits is not None
-    assert predictions.labels is not None
-    scores = predictions.logits.double().softmax(1).numpy()
-    one_hot = predictions.labels.numpy()[:, None] == numpy.arange(scores.shape[1])
-    defined = one_hot.any(axis=0) & ~one_hot.all(axis=0)
-    if not defined.any():
-        return None
-    pairs = zip(one_hot[:, defined].T, scores[:, defined].T)
-    return float(numpy.mean([area_under_roc(*pair) for pair in pairs]))
-
-
 def _of_decision(predictions: Predictions) -> float | None:
     """A decision's numbers need a threshold from validation: ``Evaluation.scores`` adds them."""
     return None
@@ -210,27 +187,24 @@ def _of_decision(predictions: Predictions) -> float | None:
 
 OF_A_DECISION = ("decision_auroc", "decision_ap", "sensitivity", "specificity")
 """The metrics of ``evaluate.decision``."""
-for _place, (_name, _title, _summary) in enumerate(
-    (
-        (
-            "decision_auroc",
-            "AUROC of the decision",
-            "area under its ROC curve, of evaluate.decision",
-        ),
-        ("decision_ap", "AP of the decision", "average precision of evaluate.decision"),
-        ("sensitivity", "Sensitivity", "share of evaluate.decision that is called so"),
-        ("specificity", "Specificity", "share of the others that is not called so"),
-    )
+for _name, _title, _summary in (
+    ("decision_auroc", "AUROC of the decision", "area under its ROC curve, of evaluate.decision"),
+    ("decision_ap", "AP of the decision", "average precision of evaluate.decision"),
+    ("sensitivity", "Sensitivity", "share of evaluate.decision that is called so"),
+    ("specificity", "Specificity", "share of the others that is not called so"),
 ):
-    register_metric(
-        Metric(
-            name=_name,
-            title=_title,
-            summary=f"{_summary}, in [0, 1]",
-            compute=_of_decision,
-            order=50 + _place,
-        )
-    )
+    _metric(_name, _title, f"{_summary}, in [0, 1]")(_of_decision)
+
+
+@_metric(
+    "largest_class_share",
+    "Largest class",
+    "share of the commonest class, in (0, 1]: what naming it always would reach",
+    higher_is_better=None,
+)
+def _largest_class_share(predictions: Predictions) -> float | None:
+    support = predictions.confusion.sum(axis=1)
+    return int(support.max()) / int(support.sum()) if support.any() else None
 
 
 def area_under_roc(positive: numpy.ndarray, scores: numpy.ndarray) -> float:

@@ -69,7 +69,7 @@ class Clients:
     def __iter__(self) -> Iterator[Examples]:
         return map(self.__getitem__, range(len(self)))
 
-    @property
+    @cached_property
     def held(self) -> ClientsTable:
         """Counts of their images by domain and class; of no names if there are none."""
         return ClientsTable(domains=[], classes=[], clients=[])

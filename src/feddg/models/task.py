@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -67,7 +68,7 @@ class Task:
     divergence: Callable[[Tensor], Tensor] = spread
     term: str = field(default="loss", kw_only=True, repr=False)
     """What the loss is called among a round's loss terms."""
-    has_classes: bool = field(default=False, init=False, repr=False)
+    has_classes: ClassVar[bool] = False
     """Whether targets are class ids, one an image."""
 
     def loss_at(
@@ -129,11 +130,12 @@ class Task:
 class Classification(Task):
     """One class an image: cross-entropy, and whether the largest logit is the image's class."""
 
+    has_classes = True
+
     def __init__(self) -> None:
         super().__init__(
             cross_entropy, is_correct, "accuracy", divergence_from_mean, term="cross_entropy"
         )
-        object.__setattr__(self, "has_classes", True)
 
     def loss_at(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None, train: TrainSettings

@@ -8,21 +8,19 @@ from pathlib import Path
 
 import numpy
 import torch
-from pydantic import ValidationError
-from pydantic_core import from_json
 
 import feddg
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, warning
-from feddg.errors import DataError, FeddgError, RunError, field_fault, schema_faults
+from feddg.errors import DataError, FeddgError, RunError, schema_faults
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
 from feddg.models.precision import as_usual, autocast, choose_precision
 from feddg.models.trained import fingerprint
 from feddg.prediction.model import Trained, load_trained
-from feddg.prediction.model_file import ModelDescription, ModelIdentity, onnx_session
+from feddg.prediction.model_file import ABOUT, ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import read_energy_threshold
 from feddg.runs.provenance import depths_of_run
@@ -37,8 +35,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         RunError: the folder is damaged.
     """
     if trained.about is not None:
-        with schema_faults(RunError, f"{run} is damaged: about."):
-            return ModelDescription.model_validate(trained.about)
+        return trained.about
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
     light, depths = read_energy_threshold(run, predictor), depths_of_run(run)
     names = {"feature_names": trained.feature_names} if data.features else {}
@@ -169,42 +166,23 @@ class OnnxClassifier(ImageClassifier):
 
     Args:
         file: a file written by ``feddg export --onnx``.
-        threads: number of CPU threads; 0 for all.
 
     Raises:
         RunError: the file cannot be read, is of another kind, or the extra ``export`` is not
             installed.
     """
 
-    def __init__(self, file: Path, threads: int = 0) -> None:
-        self._session = onnx_session(file, threads)
-        super().__init__(_metadata(file, self._session.get_modelmeta().custom_metadata_map))
+    def __init__(self, file: Path) -> None:
+        self._session = onnx_session(file)
+        texts = self._session.get_modelmeta().custom_metadata_map
+        with schema_faults(RunError, f"{file} was not written by `feddg export --onnx`: "):
+            super().__init__(ModelDescription.model_validate_json(texts.get(ABOUT, "")))
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
         images = numpy.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
         probabilities, energies = self._session.run(["probabilities", "energy"], {"images": images})
         return probabilities, energies
-
-
-def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
-    try:
-        values = {name: _value(text) for name, text in texts.items()}
-        return ModelDescription.model_validate(values)
-    except ValidationError as error:
-        raise RunError(
-            f"{file} has no usable {field_fault(error)}; name a file that "
-            "`feddg export --onnx` wrote"
-        ) from None
-
-
-def _value(text: str) -> object:
-    """Returns the value of a text: parsed JSON if possible, else the text."""
-    try:
-        value = from_json(text)
-    except ValueError:
-        return text
-    return text if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def load_classifier(

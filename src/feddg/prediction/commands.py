@@ -148,7 +148,7 @@ def export(
         )
     typer.echo(f"model: {done.path}")
     typer.echo(f"model card: {done.card}")
-    show_warnings(done.diagnostics)
+    show_warnings(done.description.diagnostics)
 
 
 @app.command(cls=OptionsCommand, rich_help_panel=PANEL)

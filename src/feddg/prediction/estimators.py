@@ -21,6 +21,8 @@ from feddg.models.closed_form import extended, solved
 from feddg.records import Row
 from feddg.rng import numpy_stream
 
+REACH: Final = 0.05
+"""A reliable interval reaches at most five points to either side."""
 INSIDE: Final = 0.95
 """Share of validation images below the energy threshold for images unlike them."""
 
@@ -260,6 +262,25 @@ class Familiar:
         outside = torch.stack([span.outside(values) for span in spans], 1)
         return cls(spans, outside.numpy(), places, labels)
 
+    @classmethod
+    def of_tensors(cls, tensors: Mapping[str, Tensor]) -> "Familiar":
+        """Returns what :meth:`tensors` gave."""
+        outside, sites, labels = (tensors[name] for name in ("outside", "sites", "labels"))
+        spans = [
+            Span(*(tensors[f"{name}.{site}"] for name in Span._fields))
+            for site in range(outside.shape[1])
+        ]
+        return cls(spans, outside.numpy(), sites.numpy(), labels.numpy())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns all of it by name, for a file."""
+        own = {name: getattr(self, name) for name in ("outside", "sites", "labels")}
+        return {name: torch.from_numpy(array) for name, array in own.items()} | {
+            f"{name}.{site}": tensor
+            for site, span in enumerate(self.spans)
+            for name, tensor in span._asdict().items()
+        }
+
     def novelty(self, maps: numpy.ndarray) -> float:
         """Returns the logarithm of how far images ``(n, m)`` are outside of the nearest span."""
         values = torch.from_numpy(maps).double()
@@ -307,8 +328,9 @@ class Signals(Row):
     def of(
         cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
     ) -> "Signals":
-        """Asks every estimator."""
-        estimates = estimates_of(reference, outputs)
+        """Asks every estimator; those without their inputs answer nothing."""
+        answers = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
+        estimates = {name: value for name, value in answers.items() if value is not None}
         if familiar is None or outputs.maps is None:
             return cls(estimates=estimates)
         novelty, limit = familiar.novelty(outputs.maps), familiar.limit(len(outputs.maps))
@@ -323,12 +345,6 @@ class Signals(Row):
     def combined(self) -> float:
         """The mean of the estimates that are calibrated."""
         return combined(self.estimates, list(self.estimates))
-
-
-def estimates_of(reference: Reference, outputs: Outputs) -> dict[str, float]:
-    """Returns all available estimates, by the estimator's name."""
-    estimates = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
-    return {name: value for name, value in estimates.items() if value is not None}
 
 
 def combined(estimates: Mapping[str, float], names: Sequence[str]) -> float:
@@ -582,15 +598,15 @@ def labels_estimate(
     return min(1.0, max(0.0, float(value))), math.sqrt(max(variance, 1e-12))
 
 
-def labels_needed(without: Estimate, chances: numpy.ndarray, reach: float = 0.05) -> int:
-    """Returns about how many labels bring the interval to ``reach`` on either side.
+def labels_needed(without: Estimate, chances: numpy.ndarray) -> int:
+    """Returns about how many labels bring the interval to :data:`REACH` on either side.
 
     It assumes that the chances are right: an answer's variance is then p (1 - p), and in a stratum
     there are two more answers, as in :func:`labels_estimate`.
     """
-    if without.reach <= reach:
+    if without.reach <= REACH:
         return 0
-    missing = (quantile(math.inf) / reach) ** 2 - _believed(without) ** -2
+    missing = (quantile(math.inf) / REACH) ** 2 - _believed(without) ** -2
     # Of n images without replacement the variance is spread (1 / labels - 1 / n).
     variances = chances * (1 - chances)
     spread = float((IN_A_STRATUM * variances + 1 - 2 * variances).mean()) / (IN_A_STRATUM + 2)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def evaluate_run(
         read(spelling)
     path, trained, cache = _opened(folder, which, cache)
     key = (trained.round, batch_size, trained.which)
-    earlier = [row for row in read_adapted(path) if row.key == (row.adaptation, *key)]
+    earlier = (row for row in read_adapted(path) if row.key[1:] == key)
     measured = grouped((row.adaptation, row) for row in earlier)
     refused: dict[str, str] = {}
     for spelling in wanted:
@@ -98,22 +99,19 @@ def evaluate_run(
             refused[spelling] = str(error)
     asked = [*(name for name in wanted if name not in refused), *([OWN] if personal else [])]
     missing = [name for name in asked if name not in measured]
-    evaluation = None
     if missing:
-        evaluation = _evaluation(trained, batch_size, cache, progress)[0]
+        evaluation, _ = _evaluation(trained, batch_size, cache, progress)
     for name in missing:
-        assert evaluation is not None
-        scores = (
+        scores: Iterable[tuple[int | None, Score]] = (
             _personal_scores(path, trained, evaluation)
             if name == OWN
             else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
-        pairs = list(scores)
-        for _, score in pairs:
+        measured[name] = []
+        for client, score in scores:
             if not math.isfinite(score.loss):
                 raise RunError(NOT_FINITE.format(f"images of {score.domain}"))
-        measured[name] = [
-            AdaptationRow(
+            row = AdaptationRow(
                 adaptation=name,
                 round=trained.round,
                 which=trained.which,
@@ -124,13 +122,11 @@ def evaluate_run(
                 examples=score.examples,
                 client=client,
             )
-            for client, score in pairs
-        ]
+            measured[name].append(row)
     new = {(name, *key) for name in measured}
-    others = [row for row in read_adapted(path) if row.key not in new]
+    others = [row for row in read_adapted(path) if row.key not in new]  # some may have come since
     with RunFolder(path) as open_folder:
-        rows = (*others, *(row for rows in measured.values() for row in rows))
-        open_folder.replace_rows(ADAPTED, rows)
+        open_folder.replace_rows(ADAPTED, [*others, *chain.from_iterable(measured.values())])
     return Adaptations([row for name in asked for row in measured[name]], refused)
 
 

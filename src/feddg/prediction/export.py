@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from feddg.data.data_set import load_images_of
-from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
-from feddg.diagnostics import Diagnostic, warn
+from feddg.data.inspection import open_images
+from feddg.diagnostics import warn
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
 from feddg.prediction.card import TAG, model_card
@@ -35,7 +33,6 @@ from feddg.prediction.shared import (
     CONFIG,
     SCHEMA,
     WEIGHTS,
-    AboutModel,
     SharedModel,
     is_shared,
     network_config,
@@ -51,36 +48,21 @@ log = logging.getLogger("feddg")
 
 
 def images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
-    """Returns uint8 images for the check, random and real ones, and the number of real ones."""
-    size = experiment.data.image_size
-    images, real = example(size, RANDOM_IMAGES, experiment.seed), _real_images(experiment)
-    if real:
-        images = torch.cat([images, torch.from_numpy(numpy.stack(real)).permute(0, 3, 1, 2)])
-    return images, len(real)
+    """Returns uint8 images for the check, random and real ones, and the number of real ones.
 
-
-def _real_images(experiment: Experiment) -> list[numpy.ndarray]:
-    """Returns some images of the run's data as in training; empty if they are not available."""
-    data = experiment.data
+    There are no real ones where the run's images cannot be read.
+    """
+    data, seed = experiment.data, experiment.seed
+    images = example(data.image_size, RANDOM_IMAGES, seed)
     try:
         table = load_images_of(data)
+        order = torch.randperm(len(table), generator=stream(seed, "export check"))
+        some = table.take(order[:REAL_IMAGES].numpy())
+        (_, pixels, _), _ = open_images(some, data, None)
     except FeddgError:
-        return []
-    order = torch.randperm(len(table), generator=stream(experiment.seed, "export check"))
-    rows = order[:REAL_IMAGES].tolist()
-    if table.images is not None:
-        shown = (Image.fromarray(table.images[row]).convert("RGB") for row in rows)
-        return [make_square(image, data.image_size, data.resize) for image in shown]
-    assert table.root is not None
-    images = []
-    with quiet_pillow():
-        for row in rows:
-            try:
-                file = table.root / table.paths[row]
-                images.append(decode_image(file, data.image_size, data.resize))
-            except UnusableImageError:
-                continue
-    return images
+        return images, 0
+    real = pixels.gather(torch.arange(min(REAL_IMAGES, len(pixels))))
+    return torch.cat([images, real]), len(real)
 
 
 @dataclass(frozen=True)
@@ -90,19 +72,17 @@ class Exported:
     Attributes:
         path: path of the model.
         card: path of the model card in Markdown.
-        metadata: the file's description of the model.
+        description: the file's description of the model.
         checked: number of images on which predictions were compared with the run's; 0 for weights
             only.
         difference: largest difference of a probability on these images.
-        diagnostics: warnings about the model.
     """
 
     path: Path
     card: Path
-    metadata: dict[str, object]
-    checked: int
-    difference: float
-    diagnostics: tuple[Diagnostic, ...] = ()
+    description: ModelDescription
+    checked: int = 0
+    difference: float = 0.0
 
 
 def export_run(
@@ -158,7 +138,7 @@ def export_run(
     gap = write_file(path, model, about, images)
     card = path.with_suffix(".md")
     _write_card(card, model_card(run, about))
-    return Exported(path, card, about.fields(), len(images), gap, about.diagnostics)
+    return Exported(path, card, about, len(images), gap)
 
 
 def _description(
@@ -171,23 +151,20 @@ def _description(
 
     ``colours`` are the mean and standard deviation that its network expects.
     """
-    shape = f"(batch, 3, {about.image_size}, {about.image_size})"
     changes: dict[str, object] = {"format": format}
     if format == "safetensors":
-        mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
+        changes["energy_threshold"] = None
         if about.features is None:
+            mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
+            shape = f"(batch, 3, {about.image_size}, {about.image_size})"
             changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
-        return ModelDescription(
-            **about.model_dump(exclude={"energy_threshold"}, exclude_unset=True) | changes
-        )
-    changes |= {
-        "input": f"RGB images {shape}, uint8 in 0..255",
-        "outputs": OUTPUTS,
-        "adaptation": adapt or OWN_WAY,
-    }
+        return about.model_copy(update=changes)
+    changes |= {"outputs": OUTPUTS, "adaptation": adapt or OWN_WAY}
+    if format == "onnx":
+        changes["opset"] = OPSET
     if adapt is not None:  # the threshold is for energies of the model as it was trained
         changes["energy_threshold"] = None
-    return about.model_copy(update=changes | ({"opset": OPSET} if format == "onnx" else {}))
+    return about.model_copy(update=changes)
 
 
 def _check_place(path: Path, format: Format) -> None:
@@ -250,11 +227,11 @@ def save_model(
             feddg_model=SCHEMA,
             weights_sha256=digest(folder / WEIGHTS),
             network=network_config(trained.experiment, trained.method, trained.network),
-            about=AboutModel.model_validate(about.fields()),
+            about=about,
         )
         replace_text(folder / CONFIG, config.to_text())
         _write_card(card, model_card(run, about))
-    return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)
+    return Exported(folder, card, about)
 
 
 def _write_card(card: Path, text: str) -> None:

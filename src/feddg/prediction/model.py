@@ -1,6 +1,5 @@
 """Loads a run's trained model for prediction."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,9 @@ from feddg.experiment import Experiment
 from feddg.federation.federation import build
 from feddg.federation.local_training import load_weights
 from feddg.methods.base import Method, has_global_model, local_names
-from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
+from feddg.models.network import Network
 from feddg.models.precision import choose_device
+from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.shared import at_hand, is_shared, load_shared
 from feddg.runs.folder import checkpoint_memories, kept_weights
 from feddg.runs.reading import read_run
@@ -45,7 +45,7 @@ class Trained:
     class_names: tuple[str, ...]
     which: str = "final"
     round: int = 0
-    about: Mapping[str, object] | None = None
+    about: ModelDescription | None = None
     feature_names: tuple[str, ...] = ()
 
     def predictor(self, adapt: str | None = None) -> nn.Module:
@@ -76,10 +76,8 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     experiment = run.experiment
     # The run's own weights replace pretrained ones, so their file need not exist any more.
     method, network = build(experiment.without_weights, len(clients.classes))
-    environment = run.environment
-    if environment:  # today's version of the backbone may expect other colours
-        earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
-        network.normalize_by(**environment.get("normalization", earlier))
+    if colours := run.environment.get("normalization"):
+        network.normalize_by(**colours)  # today's version of the backbone may expect others
     rule, weights, round = kept_weights(
         path, *(rules or rules_asked(run.settings.get("server") or {}))
     )
@@ -114,8 +112,8 @@ def _load_shared(folder: Path, device: str, which: str | None) -> Trained:
     if which is not None:
         raise RunError(f"{folder} holds one model as it is; --which is for run folders")
     _ready(network, device)
-    names, about = config.about.class_names, config.about.model_dump()
-    return Trained(experiment, method, network, Parts(), names, about=about)
+    names = config.about.class_names
+    return Trained(experiment, method, network, Parts(), names, about=config.about)
 
 
 def load_model(

@@ -1,7 +1,6 @@
 """A model's file: what it says of itself, and its graph, from RGB images to probabilities."""
 
 import copy
-import json
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,9 +29,13 @@ from feddg.storage import file_faults, replace_file
 OWN_WAY = "the method's own"
 """Text for a file without a test-time adaptation."""
 OUTPUTS = ("probabilities", "label", "energy")
+ABOUT = "feddg"
+"""The name under which a file holds its description."""
 Format = Literal["onnx", "torch", "safetensors"]
 ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
 OPSET = 18
+MOST_FEATURES = 1 << 20
+"""Most numbers in a row that a network from outside may take."""
 RANDOM_IMAGES = 64
 TOLERANCE = 1e-4
 """Largest allowed difference of a probability from the run's."""
@@ -63,7 +66,7 @@ class ModelIdentity(Row):
 class ModelDescription(ModelIdentity):
     """The description in a model's file: what prediction needs, and the model's origin.
 
-    ONNX files store it as text, which is checked here.
+    Every format stores it as JSON, under the name :data:`ABOUT`.
 
     Attributes:
         class_names: the classes in the order of the probabilities.
@@ -100,7 +103,7 @@ class ModelDescription(ModelIdentity):
     tile: int | None = None
     bits: int = Field(0, ge=0, le=32)
     depths: tuple[int, ...] = ()
-    features: int | None = Field(None, ge=1)
+    features: int | None = Field(None, ge=1, le=MOST_FEATURES)
     columns: dict[str, object] = Field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
@@ -135,9 +138,9 @@ class ModelDescription(ModelIdentity):
         size = self.image_size
         return decode_image(source, size, self.resize, self.reading, self.known_depths, most)
 
-    def fields(self) -> dict[str, object]:
-        """Returns the known fields, ready for JSON."""
-        return self.model_dump(mode="json", exclude_unset=True)
+    def to_text(self) -> str:
+        """Returns the known fields as JSON."""
+        return self.model_dump_json(exclude_unset=True)
 
 
 class DeployedClassifier(nn.Module):
@@ -307,11 +310,10 @@ def _write_onnx(aside: Path, program: Any, about: ModelDescription) -> Callable[
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     del proto.graph.value_info[:]  # speaks of the batch by the tracer's name
-    texts = {name: _as_text(value) for name, value in about.fields().items()}
-    onnx.helper.set_model_props(proto, texts)
+    onnx.helper.set_model_props(proto, {ABOUT: about.to_text()})
     onnx.checker.check_model(proto, full_check=True)
     aside.write_bytes(proto.SerializeToString())
-    session = onnx_session(aside, 0)
+    session = onnx_session(aside)
 
     def answer(images: Tensor) -> Outputs:
         outputs = session.run(list(OUTPUTS[:2]), {"images": images.numpy()})
@@ -323,7 +325,7 @@ def _write_onnx(aside: Path, program: Any, about: ModelDescription) -> Callable[
 def _write_program(
     aside: Path, program: Any, about: ModelDescription
 ) -> Callable[[Tensor], Outputs]:
-    extra = {"feddg.json": json.dumps(about.fields(), ensure_ascii=False, indent=1)}
+    extra = {f"{ABOUT}.json": about.to_text()}
     with warnings.catch_warnings(action="ignore"):
         with aside.open("wb") as written:
             torch.export.save(program, written, extra_files=extra)
@@ -346,19 +348,14 @@ def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> Non
     """
     state = model.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
-    text = json.dumps(about.fields(), ensure_ascii=False)
-    save_file(tensors, aside, {"format": "pt", "feddg": text})
+    save_file(tensors, aside, {"format": "pt", ABOUT: about.to_text()})
     with safe_open(aside, framework="pt") as file:
         same = all(torch.equal(file.get_tensor(name), tensors[name]) for name in tensors)
     if not same:
         raise RunError(f"{aside} does not hold the weights that were written; check the disk")
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def onnx_session(file: Path, threads: int) -> Any:
+def onnx_session(file: Path) -> Any:
     """Opens an ONNX file; see :class:`feddg.prediction.classifier.OnnxClassifier`."""
     need("export", str(file), ["onnxruntime"], "name the run folder")
     import onnxruntime
@@ -367,7 +364,6 @@ def onnx_session(file: Path, threads: int) -> Any:
         raise RunError(f"there is no file {file}")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    options.intra_op_num_threads = threads
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime raises many kinds on a damaged file

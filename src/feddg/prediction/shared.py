@@ -28,7 +28,8 @@ from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
-from feddg.records import ClassNames, JsonFile, Row
+from feddg.prediction.model_file import ModelDescription
+from feddg.records import JsonFile, Row
 from feddg.settings import Fields
 from feddg.storage import digest, file_faults, is_file, read_text
 
@@ -38,8 +39,6 @@ SCHEMA = 1
 """Increased when folders of an earlier version can no longer be read."""
 LARGEST_CONFIG = 1 << 22
 """Largest size in bytes; it includes the names of thousands of classes."""
-MOST_FEATURES = 1 << 20
-"""Most numbers in a row that a network from outside may take."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -62,7 +61,7 @@ class NetworkConfig(Row):
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
 
-    def experiment(self, about: "AboutModel") -> Experiment:
+    def experiment(self, about: ModelDescription) -> Experiment:
         """Returns an experiment with these settings, and defaults for all others.
 
         Args:
@@ -82,21 +81,6 @@ class NetworkConfig(Row):
         )
 
 
-class AboutModel(Row):
-    """The description of a model: a ``ModelDescription``, of which these fields are used here.
-
-    Attributes:
-        class_names: the classes in the order of the logits.
-        image_size: side of the images in pixels.
-        features: numbers in a row, of a model that takes features instead of images.
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-    class_names: ClassNames
-    image_size: int = Field(ge=1, le=4096)
-    features: int | None = Field(None, ge=1, le=MOST_FEATURES)
-
-
 class SharedModel(JsonFile):
     """The file ``config.json``.
 
@@ -111,7 +95,7 @@ class SharedModel(JsonFile):
     feddg_model: int
     weights_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     network: NetworkConfig
-    about: AboutModel
+    about: ModelDescription
 
 
 def network_config(experiment: Experiment, method: Method, network: Network) -> NetworkConfig:

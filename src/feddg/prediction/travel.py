@@ -39,6 +39,7 @@ from feddg.prediction.classifier import (
 from feddg.prediction.estimators import (
     ESTIMATORS,
     LEAST_OF_A_FOLDER,
+    REACH,
     Familiar,
     Head,
     LeftOutSite,
@@ -46,7 +47,6 @@ from feddg.prediction.estimators import (
     Part,
     Reference,
     Signals,
-    Span,
     Sums,
     agreement_with,
     combined,
@@ -77,12 +77,8 @@ from feddg.storage import cache_folder, file_faults, replace_file, replace_text
 from feddg.text import counted, listed, percent_sign, printable, readable
 
 TRAVEL, HEADS = "travel.json", "travel.safetensors"
-FAMILIAR, SPAN = "familiar.", "span."
-"""Prefixes of entries in the second file that are not classifiers."""
 STAND_IN: Final = "first features"
 """Models without a site that only stand in for a network whose features were trained."""
-REACH: Final = 0.05
-"""A reliable interval reaches at most five points to either side."""
 MOST_OF_A_SITE: Final = 3000
 """Most training images of each site for classifiers without a site."""
 MOST_FAMILIAR: Final = 500
@@ -374,16 +370,12 @@ def trains_features(trained: Trained) -> bool:
 
 
 def _write(run: Path, calibration: TravelFile, model: Recorder) -> None:
-    weights: dict[str, Tensor] = {}
-    for number, (weight, bias) in enumerate(model.others):
-        weights |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
-    if model.familiar is not None:
-        arrays = {name: array for name, array in vars(model.familiar).items() if name != "spans"}
-        weights |= {f"{FAMILIAR}{name}": torch.from_numpy(array) for name, array in arrays.items()}
-        for number, span in enumerate(model.familiar.spans):
-            weights |= {f"{SPAN}{name}.{number}": tensor for name, tensor in span._asdict().items()}
+    assert model.familiar is not None
+    arrays = model.familiar.tensors()
+    if model.others:
+        arrays["weight"], arrays["bias"] = map(torch.stack, zip(*model.others))
     with file_faults(RunError, f"Cannot write {run / TRAVEL}"):
-        replace_file(run / HEADS, lambda aside: save_file(weights, aside))
+        replace_file(run / HEADS, lambda aside: save_file(arrays, aside))
         replace_text(run / TRAVEL, calibration.to_text())
 
 
@@ -460,29 +452,13 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     calibration = TravelFile.read(run / TRAVEL)
     if calibration is None or calibration.weights != model.weights or not (run / HEADS).is_file():
         return None
-    model.familiar, model.others = _kept_arrays(run)
-    return calibration
-
-
-def _kept_arrays(run: Path) -> tuple[Familiar | None, list[Head]]:
     try:
-        weights = load_file(run / HEADS)
+        arrays = load_file(run / HEADS)
+        model.familiar = Familiar.of_tensors(arrays)
     except Exception as error:  # safetensors' own errors have no common base
         raise RunError(f"{run / HEADS} is damaged: {error}. Delete it.") from None
-    arrays = {
-        name.removeprefix(FAMILIAR): weights.pop(name).numpy()
-        for name in list(weights)
-        if name.startswith(FAMILIAR)
-    }
-    spans = [
-        Span(*(weights.pop(f"{SPAN}{name}.{number}") for name in Span._fields))
-        for number in range(sum(name.startswith(f"{SPAN}centre.") for name in weights))
-    ]
-    others = [
-        (weights[f"{number}.weight"], weights[f"{number}.bias"])
-        for number in range(len(weights) // 2)
-    ]
-    return (Familiar(spans, **arrays) if arrays else None), others
+    model.others = list(zip(arrays["weight"], arrays["bias"])) if "weight" in arrays else []
+    return calibration
 
 
 # The answer.

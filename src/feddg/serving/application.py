@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, urlsplit
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -32,6 +32,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import MissingPackage
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
+from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.predict import Prediction, prediction_of, rounded
 from feddg.report.blocks import template_named
 from feddg.settings import Settings
@@ -370,50 +371,16 @@ class PredictAnswer(BaseModel):
     detail: str | None = None
 
 
-class ModelAnswer(BaseModel):
-    """The answer of ``/model``: which model this is, and which images it accepts.
+class ModelAnswer(ModelDescription):
+    """The answer of ``/model``: the model's description, and which images are accepted.
 
     Attributes:
-        identity: experiment, method, backbone, selection rule, round, hash of the weights.
-        classes: names in the order of the probabilities.
-        image_size: side in pixels of the square that images are resized to.
-        resize: how they become square.
-        energy_threshold: energy above which an image is out of distribution; None without a score.
-        result: how good the model was at sites that it was not trained on.
-        diagnostics: warnings about the model; empty without warnings.
         formats: suffixes of accepted files.
         limits: limits on requests.
-        feddg: version of feddg.
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    identity: dict[str, object]
-    classes: tuple[str, ...]
-    image_size: int
-    resize: str
-    energy_threshold: float | None
-    result: str
-    diagnostics: tuple[Diagnostic, ...]
     formats: list[str]
     limits: ServeLimits
-    feddg: str
-
-
-def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
-    """Returns the description of a model."""
-    return ModelAnswer(
-        identity=dict(classifier.identity),
-        classes=classifier.class_names,
-        image_size=classifier.description.image_size,
-        resize=classifier.description.resize,
-        energy_threshold=classifier.threshold,
-        result=classifier.result,
-        diagnostics=classifier.diagnostics,
-        formats=sorted(usable_formats()),
-        limits=limits,
-        feddg=feddg.__version__,
-    )
 
 
 def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSONResponse:
@@ -473,10 +440,15 @@ def create_application(
         hosts: names by which the server is reached; requests for other names are refused.
     """
     limits = limits or ServeLimits()
-    description = about(classifier, limits)
-    method = title_of(str(description.identity.get("method") or "model"))
+    known = dict(classifier.description)
+    description = ModelAnswer(**known, formats=sorted(usable_formats()), limits=limits)
     template = template_named("page.html.j2", "feddg.serving", "page")
-    page = template.render(model=description, method=method)
+    page = template.render(
+        model=description,
+        identity=classifier.identity,
+        method=title_of(description.method or "model"),
+        version=feddg.__version__,
+    )
     names = {host.lower() for host in hosts}
 
     @asynccontextmanager

@@ -59,10 +59,15 @@ class ConvolutionalCodec(Codec):
 
     A subclass gives its architecture and the files with its default weights. Keys in the files are
     layer indices: ``0.weight, 0.bias, 2.weight, ...``.
+
+    Attributes:
+        architecture: its layers.
+        packaged: names of the files in the package with the weights of its parts.
     """
 
     style_layers: ClassVar[tuple[StyleLayer, ...]] = ("output", "conv4_1_pre")
     architecture: ClassVar[Architecture]
+    packaged: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self, encoder: nn.Sequential, decoder: nn.Module, style_layer: StyleLayer = "output"
@@ -81,12 +86,14 @@ class ConvolutionalCodec(Codec):
         Raises:
             WeightsError: none is given and the codec has none.
         """
-        if given is None:
+        if given is not None:
+            return given
+        if part not in cls.packaged:
             raise WeightsError(
                 f"codec {cls.name!r} needs a weights file for its {part}; the codec 'compact' "
                 "needs no files"
             )
-        return given
+        return Path(str(resources.files("feddg.styles") / "assets" / cls.packaged[part]))
 
     @classmethod
     def fitted(cls, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> Architecture:
@@ -153,11 +160,6 @@ class ConvolutionalCodec(Codec):
         if not any(missing):
             return images
         return functional.pad(images, (0, missing[1], 0, missing[0]), mode="replicate")
-
-
-def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
-    """Returns the packaged file with the weights of a codec's part."""
-    return Path(str(resources.files("feddg.styles") / "assets" / f"{codec}_{part}.safetensors"))
 
 
 def _fill(module: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
@@ -253,11 +255,10 @@ class CompactCodec(ConvolutionalCodec):
     name = "compact"
     summary = "small, inside the package, for images of 32 to 224 pixels"
     architecture = Architecture(encoder=(32, 32, "pool", 64, 64), decoder=(64, 32, "up", 32, 3))
-
-    @classmethod
-    def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
-        """Returns the given file, or the packaged one."""
-        return given or packaged_weights(cls.name, part)
+    packaged: ClassVar = {
+        "encoder": "compact_encoder.safetensors",
+        "decoder": "compact_decoder.safetensors",
+    }
 
 
 class ModulatedDecoder(nn.Module):
@@ -301,13 +302,7 @@ class ModulatedCodec(CompactCodec):
 
     name = "modulated"
     summary = "compact's styles, drawn by a decoder that reads the whole style"
-
-    @classmethod
-    def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
-        """Returns the given file, or the packaged one; the encoder is that of ``compact``."""
-        if part == "encoder":
-            return CompactCodec.file(part, given)
-        return given or packaged_weights(cls.name, part)
+    packaged: ClassVar = CompactCodec.packaged | {"decoder": "modulated_decoder.safetensors"}
 
     @classmethod
     def parts(cls, architecture: Architecture) -> tuple[nn.Sequential, nn.Module]:
