@@ -38,7 +38,6 @@ from feddg.storage import (
     stamp,
 )
 
-ROLES = ("train", "val", "test", "id_val", "id_test")
 METADATA = "metadata.csv"
 LEVELS = 3
 """How deep in the root the folder of a data set may lie."""

@@ -13,6 +13,7 @@ from feddg.data.images import spelt_alike
 from feddg.data.inspection import about_labels
 from feddg.data.protocols import known_domains
 from feddg.data.sets import features
+from feddg.data.splits import ROLES
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
 from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
@@ -159,9 +160,8 @@ def forecast(experiment: Experiment) -> Forecast:
     train = experiment.train
     remembered = 2 if train.optimizer == "adam" else 1 if train.momentum else 0
     copies = 2 + remembered  # the weights, their gradients, what the optimizer remembers
-    roles = ("train", "id_val", "id_test", "val", "test")
     return Forecast(
-        {role: len(getattr(images.splits, role)) for role in roles},
+        {role: len(getattr(images.splits, role)) for role in ROLES},
         clients_table(images),
         len(table) * size * size * 3,
         weights,
