@@ -426,7 +426,7 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
     """Reports ignored files: images and archives of images as warnings, other files as a note."""
     others = []
     for kind, paths in sorted(found.items()):
-        named = f"Ignored: {_files_text(paths)}"
+        named = f"Ignored: {counted(len(paths), 'file')} ({first_names(paths, SHOWN)})"
         if kind in (DEEPER, OUTSIDE, LEFT_OUT):
             advice = "Images lie as <root>/<domain>/<class>/<image>."
             yield warning("ignored-images", f"{named} {kind}.", advice)
@@ -459,10 +459,6 @@ def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
         for name in sorted(files):
             if not name.startswith("."):
                 yield name if place == "." else f"{place}/{name}"
-
-
-def _files_text(paths: Sequence[str]) -> str:
-    return f"{counted(len(paths), 'file')} ({first_names(paths, SHOWN)})"
 
 
 def inspect(table: ImageTable) -> dict[str, object]:

@@ -24,7 +24,6 @@ from feddg.runs.execute import is_complete
 from feddg.runs.prepare import (
     cache_folder,
     client_diagnostics,
-    clients_table,
     deal,
     load_undecoded,
     split_diagnostics,
@@ -162,7 +161,7 @@ def forecast(experiment: Experiment) -> Forecast:
     copies = 2 + remembered  # the weights, their gradients, what the optimizer remembers
     return Forecast(
         {role: len(getattr(images.splits, role)) for role in ROLES},
-        clients_table(images),
+        images.held,
         0 if table.root is None else len(table) * size * size * 3,
         weights,
         weights * 4 * copies,

@@ -19,7 +19,6 @@ from feddg.records import ClientsTable
 from feddg.runs.prepare import (
     cache_folder,
     client_diagnostics,
-    clients_table,
     deal,
     is_split,
     load_table,
@@ -28,7 +27,7 @@ from feddg.runs.prepare import (
     table_diagnostics,
 )
 from feddg.settings import merge
-from feddg.text import counted
+from feddg.text import counted, print_line
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
 SHADES = " ░▒▓█"
@@ -132,9 +131,8 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         images = deal(experiment, loaded)
         splits = images.splits
         survey["splits"] = {role: len(getattr(splits, role)) for role in ROLES}
-        who = clients_table(images)
-        survey["clients"] = [client.model_dump() for client in who.clients]
-        survey["skew"] = asdict(skew_between(who))
+        survey["clients"] = [client.model_dump() for client in images.held.clients]
+        survey["skew"] = asdict(skew_between(images.held))
         diagnostics += split_diagnostics(experiment, loaded, splits)
         diagnostics += near_copy_diagnostics(experiment, images)
         diagnostics += client_diagnostics(images)
@@ -152,7 +150,9 @@ def print_inspection(found: dict[str, Any]) -> None:
     console.print(table)
     _print_bad(console, found["bad_images"])
     if "clients" in found:
-        _print_clients(console, found)
+        console.print("  ".join(f"{role} {count}" for role, count in found["splits"].items()))
+        clients = {name: found[name] for name in ("domains", "classes", "clients")}
+        print_clients(console, ClientsTable.model_validate(clients))
     for fields in found["diagnostics"]:
         print_diagnostic(console, Diagnostic(**fields))
 
@@ -160,7 +160,14 @@ def print_inspection(found: dict[str, Any]) -> None:
 def print_diagnostic(console: Console, one: Diagnostic) -> None:
     """Prints a diagnostic: severity, text and advice."""
     console.print(f"[{STYLES[one.severity]}]{one.severity}:[/]", end=" ")
-    console.print(str(one), markup=False, highlight=False, soft_wrap=True)
+    print_line(console, str(one))
+
+
+def print_clients(console: Console, clients: ClientsTable) -> None:
+    """Prints who holds what, and how much clients differ."""
+    console.print(client_data_table(clients))
+    for line in in_words(skew_between(clients)):
+        print_line(console, line)
 
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
@@ -203,13 +210,3 @@ def _domains_table(survey: dict[str, Any]) -> Table:
             )
         table.add_section()
     return table
-
-
-def _print_clients(console: Console, survey: dict[str, Any]) -> None:
-    console.print("  ".join(f"{role} {count}" for role, count in survey["splits"].items()))
-    who = ClientsTable.model_validate(
-        {name: survey[name] for name in ("domains", "classes", "clients")}
-    )
-    console.print(client_data_table(who))
-    for line in in_words(skew_between(who)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
