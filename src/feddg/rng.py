@@ -227,9 +227,12 @@ def add_noise(values: Tensor, deviation: float) -> Tensor:
         values: values to hide, any shape.
         deviation: standard deviation of the noise, above 0.
     """
-    step = _step(deviation)
+    if not (math.isfinite(deviation) and deviation > 0):
+        raise ValueError(f"the deviation of noise must be finite and above 0, not {deviation}")
+    step = math.ldexp(deviation, -FINENESS)
     grid = torch.round(values.detach().double() / step)
-    return (grid + _integers(values.shape).to(grid.device)) * step
+    drawn = torch.from_numpy(discrete_gaussian(grid.numel())).double().reshape(grid.shape)
+    return (grid + drawn.to(grid.device)) * step
 
 
 def discrete_gaussian(count: int, fineness: int = FINENESS) -> numpy.ndarray:
@@ -251,16 +254,6 @@ def discrete_gaussian(count: int, fineness: int = FINENESS) -> numpy.ndarray:
         drawn[filled : filled + len(kept)] = kept
         filled += len(kept)
     return drawn
-
-
-def _integers(shape: Sequence[int]) -> Tensor:
-    return torch.from_numpy(discrete_gaussian(math.prod(shape))).double().reshape(tuple(shape))
-
-
-def _step(deviation: float) -> float:
-    if not (math.isfinite(deviation) and deviation > 0):
-        raise ValueError(f"the deviation of noise must be finite and above 0, not {deviation}")
-    return math.ldexp(deviation, -FINENESS)
 
 
 def _candidates(count: int, fineness: int) -> numpy.ndarray:

@@ -51,20 +51,16 @@ def test_summary_by_hand_and_ready_for_json() -> None:
             "classes": ["Dog", "cat", "dog"],
             "counts": {"a": {"Dog": 0, "cat": 2, "dog": 1}, "b": {"Dog": 1, "cat": 0, "dog": 0}},
             "totals": {"a": 3, "b": 1},
-            "missing": {"a": ["Dog"], "b": ["cat", "dog"]},
-            "similar_classes": [["Dog", "dog"]],
             "split": {"train": 2, "val": 1, "test": 1},
         }
     )
 
 
-def test_nothing_missing_is_said_as_nothing() -> None:
+def test_images_without_files_have_neither_root_nor_split() -> None:
     table = ImageTable(
         ("a/x/1",), np.array([0]), np.array([0]), ("x",), ("a",), images=np.zeros((1, 2, 2, 3))
     )
     found = inspect(table)
-    assert found["missing"] == {}
-    assert found["similar_classes"] == []
     assert found["root"] is None
     assert found["split"] is None
 

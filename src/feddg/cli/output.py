@@ -9,10 +9,9 @@ from rich.table import Table
 
 from feddg.comparison.compare import Comparison, why_hopeless
 from feddg.comparison.trials import TRIALS
-from feddg.data.partition import in_words
 from feddg.experiment import DEFAULT, Origin
 from feddg.runs.beforehand import Forecast, Preview
-from feddg.runs.inspection import client_data_table, print_diagnostic, skew_between
+from feddg.runs.inspection import print_clients, print_diagnostic
 from feddg.text import print_line, value_text
 
 
@@ -47,9 +46,7 @@ def _settings_table(settings: Mapping[str, Origin]) -> Table:
 def _print_forecast(console: Console, figures: Forecast) -> None:
     roles = ", ".join(f"{role} {count}" for role, count in figures.splits.items() if count)
     print_line(console, f"images: {roles}")
-    console.print(client_data_table(figures.clients))
-    for line in in_words(skew_between(figures.clients)):
-        print_line(console, line)
+    print_clients(console, figures.clients)
     for diagnostic in figures.diagnostics:
         print_diagnostic(console, diagnostic)
     print_line(

@@ -9,11 +9,11 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import numpy as np
 
-from feddg.data.images import IMAGE_SUFFIXES, ImageTable, dicom_is_known, is_dicom
+from feddg.data.images import IMAGE_SUFFIXES, ImageTable, dicom_is_known
 from feddg.data.partition import Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, warn
@@ -78,7 +78,7 @@ def _patients(table: ImageTable) -> np.ndarray | None:
         return None
     from feddg.data.formats.dicom import patient_of
 
-    ids = [patient_of(root / path) if _may_be_dicom(root / path) else "" for path in table.paths]
+    ids = [patient_of(root / path) for path in table.paths]
     patients = list(zip(table.domains.tolist(), ids))
     for domain in set(table.domains.tolist()):
         if len({id for place, id in patients if place == domain and id}) < 2:
@@ -86,10 +86,6 @@ def _patients(table: ImageTable) -> np.ndarray | None:
     hashed = [hashlib.sha256(id.encode()).hexdigest()[:16] for id in ids]
     names = [name if id else f"#{row}" for row, (id, name) in enumerate(zip(ids, hashed))]
     return np.array(names) if len(set(names)) < len(names) else None
-
-
-def _may_be_dicom(file: Path) -> bool:
-    return file.suffix.lower() in (".dcm", ".dicom") or is_dicom(file)
 
 
 def units_of(table: ImageTable, contents: Sequence[str] = ()) -> np.ndarray | None:

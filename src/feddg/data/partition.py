@@ -4,7 +4,6 @@ Three independent rules decide: which domains clients hold (kind ``domains``), h
 (``sizes``) and which classes (``labels``). A rule of kind ``whole`` decides everything by itself.
 """
 
-import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -417,13 +416,8 @@ def proportional_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
     if len(totals) > clients:
         return _packed(totals, clients)
     homes = np.ones(len(totals), dtype=np.int64)
-    # A heap of (-images per home, domain): equal crowding goes to the first domain.
-    crowded = [(-float(total), domain) for domain, total in enumerate(totals)]
-    heapq.heapify(crowded)
     for _ in range(clients - len(totals)):
-        domain = crowded[0][1]
-        homes[domain] += 1
-        heapq.heapreplace(crowded, (-totals[domain] / homes[domain], domain))
+        homes[np.argmax(totals / homes)] += 1  # of the most crowded, the first
     return _contiguous(homes)
 
 
@@ -463,11 +457,10 @@ def _contiguous(homes: np.ndarray) -> list[np.ndarray]:
 def _packed(totals: np.ndarray, clients: int) -> list[np.ndarray]:
     """Gives each whole domain, largest first, to the client with the fewest images so far."""
     homes = np.empty((len(totals), 1), dtype=np.int64)
-    smallest = [(0, client) for client in range(clients)]
+    images = np.zeros(clients, dtype=np.int64)
     for domain in np.argsort(-totals, kind="stable"):
-        images, client = smallest[0]
-        homes[domain] = client
-        heapq.heapreplace(smallest, (images + int(totals[domain]), client))
+        homes[domain] = images.argmin()
+        images[homes[domain]] += totals[domain]
     return list(homes)
 
 

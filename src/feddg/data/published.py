@@ -38,7 +38,6 @@ from feddg.storage import (
     stamp,
 )
 
-ROLES = ("train", "val", "test", "id_val", "id_test")
 METADATA = "metadata.csv"
 LEVELS = 3
 """How deep in the root the folder of a data set may lie."""
@@ -302,33 +301,6 @@ def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Dr
     images = kept_array(cache_folder() / f"drawn-{key}-images.npy", lambda: once()[0])
     records = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
     return images, records
-
-
-def rendered_table(
-    grey: np.ndarray,
-    labels: np.ndarray,
-    domains: np.ndarray,
-    class_names: tuple[str, ...],
-    domain_names: tuple[str, ...],
-) -> ImageTable:
-    """Returns the table of images that have no files of their own.
-
-    Args:
-        grey: ``(n, height, width)`` uint8.
-        labels: ``(n,)`` class of each, a position in ``class_names``.
-        domains: ``(n,)`` domain of each, a position in ``domain_names``.
-        class_names: the classes.
-        domain_names: the domains.
-    """
-    names = enumerate(zip(domains.tolist(), labels.tolist()))
-    return ImageTable(
-        tuple(f"{domain_names[domain]}/{class_names[label]}/{i}" for i, (domain, label) in names),
-        labels,
-        domains,
-        class_names,
-        domain_names,
-        images=np.broadcast_to(grey[..., None], (*grey.shape, 3)),
-    )
 
 
 def taken_images(

@@ -744,7 +744,7 @@ def _after_nothing(run: Run, experiment: Experiment) -> Iterator[Step]:
         fields, parts = fewest_fields(experiment), ("data", "hold_out", "clients", "seed")
         looked_at = {part: value for part, value in fields.items() if part in parts}
         yield (
-            "Look at the images first: labels, sizes, ranges of values, duplicates:",
+            "Look at the images first, and at what is odd about them and their labels:",
             command("data", "inspect", *command_words(looked_at)),
         )
     for cause in causes_of_failure(run):

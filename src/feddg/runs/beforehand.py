@@ -13,6 +13,7 @@ from feddg.data.images import spelt_alike
 from feddg.data.inspection import about_labels
 from feddg.data.protocols import known_domains
 from feddg.data.sets import features
+from feddg.data.splits import ROLES
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
 from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
@@ -24,7 +25,6 @@ from feddg.runs.execute import is_complete
 from feddg.runs.prepare import (
     cache_folder,
     client_diagnostics,
-    clients_table,
     deal,
     load_undecoded,
     split_diagnostics,
@@ -125,7 +125,7 @@ class Forecast:
     Attributes:
         splits: number of images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
         clients: number of training images per client, domain and class.
-        pixel_bytes: size of all decoded images.
+        pixel_bytes: size of all images that are decoded from files.
         weights: number of the network's parameters and buffers.
         weight_bytes: bytes of the network, its gradients and optimizer state.
         diagnostics: notes on what the defences guarantee.
@@ -160,11 +160,10 @@ def forecast(experiment: Experiment) -> Forecast:
     train = experiment.train
     remembered = 2 if train.optimizer == "adam" else 1 if train.momentum else 0
     copies = 2 + remembered  # the weights, their gradients, what the optimizer remembers
-    roles = ("train", "id_val", "id_test", "val", "test")
     return Forecast(
-        {role: len(getattr(images.splits, role)) for role in roles},
-        clients_table(images),
-        len(table) * size * size * 3,
+        {role: len(getattr(images.splits, role)) for role in ROLES},
+        images.held,
+        0 if table.root is None else len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
         (*diagnostics, *defences.diagnostics),
@@ -205,11 +204,13 @@ def preview(
     given = expand(fields)
     asked = with_names_of_domains(load_experiment(experiment, given))
     chosen = with_weights_at_hand(asked)
-    if chosen is not asked:
+    replaced = {}
+    if chosen.data.features != asked.data.features:
+        replaced["data.features"] = Origin(chosen.data.features, "the columns of the table")
+    elif chosen is not asked:
         given = merge(given, {"model": {"weights": None}})
-    settings = explain(given, read_fields(experiment, given), str(experiment))
-    if chosen is not asked and chosen.data.features is None:
-        settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
+        replaced["model.weights"] = Origin(None, "ImageNet's cannot be had here")
+    settings = explain(given, read_fields(experiment, given), str(experiment)) | replaced
     folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     return Preview(chosen, settings, folder, state, forecast(chosen))

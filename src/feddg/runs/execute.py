@@ -375,7 +375,7 @@ def _execute(
 ) -> None:
     """Runs to the end, or records why it failed."""
     seconds: dict[str, float] = {}
-    everyone, diagnostics = Together([observer]), list[Diagnostic]()
+    everyone, diagnostics = Together(observer), list[Diagnostic]()
 
     def end(status: str, error: str | None) -> None:
         everyone.end(status)

@@ -1,6 +1,5 @@
 """The findings of `feddg data inspect`: counts, bad files, and the partition over clients."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,15 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from feddg.data.data_set import DATA_SETS, load_images_of
-from feddg.data.inspection import SAMPLE, inspect, stored_images
+from feddg.data.inspection import inspect
 from feddg.data.partition import Skew, in_words, skew_of
+from feddg.data.splits import ROLES
 from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.experiment import Experiment, expand
-from feddg.records import ClientRow, ClientsTable
+from feddg.records import ClientsTable
 from feddg.runs.prepare import (
     cache_folder,
     client_diagnostics,
-    clients_table,
     deal,
     is_split,
     load_table,
@@ -28,7 +27,7 @@ from feddg.runs.prepare import (
     table_diagnostics,
 )
 from feddg.settings import merge
-from feddg.text import counted
+from feddg.text import counted, print_line
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
 SHADES = " ░▒▓█"
@@ -114,11 +113,9 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
 
     Returns:
         What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``diagnostics``
-        (warnings and notes, see :class:`feddg.diagnostics.Diagnostic`), ``stored`` (by domain, see
-        :func:`feddg.data.inspection.stored_images`), ``ignored`` (files by kind) and, when it is
-        known how images are split, ``splits`` (images per role), ``clients`` and
-        ``clients_by_class`` (images of each client by domain and by class, those that it has none
-        of left out) and ``skew`` (see :class:`feddg.data.partition.Skew`).
+        (warnings and notes, see :class:`feddg.diagnostics.Diagnostic`), ``ignored`` (files by kind)
+        and, when it is known how images are split, ``splits`` (images per role), ``clients`` (as in
+        a run's ``clients.json``) and ``skew`` (see :class:`feddg.data.partition.Skew`).
 
     Raises:
         DataError: there is nothing to inspect.
@@ -126,22 +123,16 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     loaded = load_table(experiment, cache_folder(), progress)
     table, bad = loaded.table, loaded.bad
     survey = inspect(table)
-    data = experiment.data
-    whole = load_images_of(data)
-    survey["stored"] = stored_images(whole)
     survey["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
     diagnostics = table_diagnostics(loaded)
-    survey["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
+    survey["bad_images"] = [image.model_dump() for image in bad]
     stopped = any(diagnostic.severity == "error" for diagnostic in diagnostics)
     if is_split(experiment, table) and not stopped:
         images = deal(experiment, loaded)
         splits = images.splits
-        roles = ("train", "id_val", "id_test", "val", "test")
-        survey["splits"] = {role: len(getattr(splits, role)) for role in roles}
-        who = clients_table(images)
-        survey["clients"] = [_held(who.domains, client.domains) for client in who.clients]
-        survey["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
-        survey["skew"] = asdict(skew_between(who))
+        survey["splits"] = {role: len(getattr(splits, role)) for role in ROLES}
+        survey["clients"] = [client.model_dump() for client in images.held.clients]
+        survey["skew"] = asdict(skew_between(images.held))
         diagnostics += split_diagnostics(experiment, loaded, splits)
         diagnostics += near_copy_diagnostics(experiment, images)
         diagnostics += client_diagnostics(images)
@@ -151,21 +142,17 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     return survey
 
 
-def _held(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    return {name: count for name, count in zip(names, counts) if count}
-
-
 def print_inspection(found: dict[str, Any]) -> None:
     """Prints the findings of :func:`inspect_experiment`."""
     console = Console()
     many = len(found["domains"]) > SHOWN_DOMAINS
     table = _domains_table(found) if many else _classes_table(found)
     console.print(table)
-    if found["stored"]:
-        _print_stored(console, found["stored"])
     _print_bad(console, found["bad_images"])
     if "clients" in found:
-        _print_clients(console, found)
+        console.print("  ".join(f"{role} {count}" for role, count in found["splits"].items()))
+        clients = {name: found[name] for name in ("domains", "classes", "clients")}
+        print_clients(console, ClientsTable.model_validate(clients))
     for fields in found["diagnostics"]:
         print_diagnostic(console, Diagnostic(**fields))
 
@@ -173,22 +160,14 @@ def print_inspection(found: dict[str, Any]) -> None:
 def print_diagnostic(console: Console, one: Diagnostic) -> None:
     """Prints a diagnostic: severity, text and advice."""
     console.print(f"[{STYLES[one.severity]}]{one.severity}:[/]", end=" ")
-    console.print(str(one), markup=False, highlight=False, soft_wrap=True)
+    print_line(console, str(one))
 
 
-def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
-    looked = sum(counts["sampled"] for counts in stored.values())
-    title = f"how they are stored (values: of {looked} images, at most {SAMPLE} a domain)"
-    table = Table("domain", "sizes", "kinds", "bits", "values", "mean", title=title)
-    for domain, row in stored.items():
-        sizes = dict.fromkeys(
-            "{} x {}".format(*row[size]) for size in ("smallest", "middle", "largest")
-        )
-        kinds = ", ".join(f"{mode} {count}" for mode, count in row["modes"].items())
-        values = f"{row['low']:g} to {row['high']:g}"
-        bits = str(row["bits"]) if row["bits"] else "float"
-        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{row['mean']:.1f}")
-    console.print(table)
+def print_clients(console: Console, clients: ClientsTable) -> None:
+    """Prints who holds what, and how much clients differ."""
+    console.print(client_data_table(clients))
+    for line in in_words(skew_between(clients)):
+        print_line(console, line)
 
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
@@ -231,19 +210,3 @@ def _domains_table(survey: dict[str, Any]) -> Table:
             )
         table.add_section()
     return table
-
-
-def _print_clients(console: Console, survey: dict[str, Any]) -> None:
-    console.print("  ".join(f"{role} {count}" for role, count in survey["splits"].items()))
-    rows = [
-        ClientRow(
-            id=id,
-            domains=[domains.get(name, 0) for name in survey["domains"]],
-            classes=[classes.get(name, 0) for name in survey["classes"]],
-        )
-        for id, (domains, classes) in enumerate(zip(survey["clients"], survey["clients_by_class"]))
-    ]
-    who = ClientsTable(domains=survey["domains"], classes=survey["classes"], clients=rows)
-    console.print(client_data_table(who))
-    for line in in_words(skew_between(who)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,9 +1,8 @@
 """Events of a run for observers, such as the command line's progress bars and TensorBoard."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
@@ -62,20 +61,19 @@ class Together(Observer):
     """Passes every event on to several observers.
 
     Args:
-        observers: observers whose errors end the run.
+        observer: an observer whose errors end the run.
+
+    Attributes:
         optional: further observers by name; one that fails is logged once and dropped.
     """
 
-    def __init__(
-        self, observers: Sequence[Observer], optional: Mapping[str, Observer] = MappingProxyType({})
-    ) -> None:
-        self._observers, self.optional = observers, dict(optional)
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self.optional = observer, dict[str, Observer]()
         for event in EVENTS:
             setattr(self, event, partial(self._pass_on, event))
 
     def _pass_on(self, event: str, *content: object) -> None:
-        for observer in self._observers:
-            getattr(observer, event)(*content)
+        getattr(self._observer, event)(*content)
         for name, observer in [*self.optional.items()]:
             try:
                 getattr(observer, event)(*content)

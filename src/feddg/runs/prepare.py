@@ -265,8 +265,24 @@ class Images(Clients):
 
     @cached_property
     def held(self) -> ClientsTable:
-        """Counts of the clients' images by domain and class, for ``clients.json``."""
-        return clients_table(self)
+        """Counts of the clients' training images by domain and class, for ``clients.json``."""
+        table = self.table
+        domains, classes = len(table.domain_names), len(table.class_names)
+        held = [self.splits.train[positions] for positions in self.partition.rows]
+        return ClientsTable(
+            domains=list(table.domain_names),
+            classes=list(table.class_names),
+            clients=[
+                ClientRow(
+                    id=id,
+                    domains=numpy.bincount(table.domains[rows], minlength=domains).tolist(),
+                    classes=numpy.bincount(table.labels[rows], minlength=classes).tolist(),
+                )
+                for id, rows in enumerate(held)
+            ],
+            bad_images=self.bad,
+            features=list(table.feature_names),
+        )
 
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment with the actual number of clients and steps.
@@ -638,25 +654,6 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, obj
         "normalization": {"mean": worker.network.mean, "std": worker.network.std},
         "workers": federation.transport.processes,
     }
-
-
-def clients_table(images: Images) -> ClientsTable:
-    """Returns the clients' data: counts per client, domain and class."""
-    table, rows = images.table, images.splits.train
-    classes, domains = len(table.class_names), len(table.domain_names)
-    clients = []
-    for id, positions in enumerate(images.partition.rows):
-        dealt = rows[positions]
-        by_domain = torch.bincount(torch.from_numpy(table.domains[dealt]), minlength=domains)
-        by_class = torch.bincount(torch.from_numpy(table.labels[dealt]), minlength=classes)
-        clients.append(ClientRow(id=id, domains=by_domain.tolist(), classes=by_class.tolist()))
-    return ClientsTable(
-        domains=list(table.domain_names),
-        classes=list(table.class_names),
-        clients=clients,
-        bad_images=images.bad,
-        features=list(table.feature_names),
-    )
 
 
 def free_memory() -> int | None:

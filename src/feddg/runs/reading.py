@@ -1,11 +1,9 @@
 """Reads run folders as typed records."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -71,32 +69,6 @@ class LedgerRecord:
         rows = list(rows)
         self.layouts = {row.id: row for row in rows if isinstance(row, LayoutRow)}
         self.messages = [row for row in rows if isinstance(row, MessageRow)]
-
-
-def short_rounds(sent: Iterable[tuple[int, int]], messages: Iterable[tuple[int, int]]) -> list[int]:
-    """Returns the rounds of which a ledger has fewer bytes than were counted while they ran.
-
-    Args:
-        sent: the bytes of each round, as counted then.
-        messages: round and bytes of every message in the ledger.
-    """
-    sizes, more, short = Counter[int](), 0, list[int]()
-    for round, size in messages:
-        sizes[round] += size
-    for round, size in sorted(sent):
-        # What a failed attempt sent, or came late, is entered and not counted in its round.
-        more += sizes[round] - size
-        if more < 0:
-            short.append(round)
-            more = 0
-    return short
-
-
-def in_spans(rounds: list[int]) -> str:
-    """Returns ascending rounds as text: ``1-3, 7``."""
-    spans = groupby(enumerate(rounds), lambda at: at[1] - at[0])  # which is the same in a span
-    ends = [[round for _, round in span] for _, span in spans]
-    return ", ".join("-".join(map(str, dict.fromkeys((span[0], span[-1])))) for span in ends)
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,12 +206,13 @@ class Run(Shown):
 
     @cached_property
     def ledger(self) -> LedgerRecord:
-        """Everything in ``ledger.jsonl``; warns of rounds that lack messages."""
+        """Everything in ``ledger.jsonl``; warns if messages of rounds are missing."""
         ledger = LedgerRecord(LEDGER_ROWS.read(self.folder / LEDGER))
-        sent = ((row.round, row.bytes_up + row.bytes_down) for row in self.rounds)
-        short = short_rounds(sent, ((row.round, row.bytes) for row in ledger.messages))
-        if short and self.summary:  # while a run goes on, its last round may be under way
-            text = f"{self.folder / LEDGER} lacks messages of rounds {in_spans(short)}."
+        # What failed attempts sent, or came late, is listed and not counted in a round.
+        listed = sum(message.bytes for message in ledger.messages if message.round)
+        sent = sum(row.bytes_up + row.bytes_down for row in self.rounds)
+        if listed < sent and self.summary:  # while a run goes on, its last round may be under way
+            text = f"{self.folder / LEDGER} lists {listed:,} of the {sent:,} bytes of its rounds."
             emit(warning("messages-missing", text))
         return ledger
 

@@ -147,21 +147,20 @@ def _of_all_rounds(run: Run) -> Iterator[NumberRow]:
             yield NumberRow(metric=metric, value=fmean(taken[metric]))
 
 
-def mean_step(table: NumberTable, rounds: int, split: str = TEST) -> float | None:
+def mean_step(table: NumberTable, rounds: int) -> float | None:
     """Returns the mean absolute change between neighbouring measured rounds in the second half.
 
-    Neighbours are rounds at the smallest distance: with ``evaluate.every_of_last`` the rounds at
-    the end, which are one apart.
+    It is that of test accuracy, the mean over domains. Neighbours are rounds at the smallest
+    distance: with ``evaluate.every_of_last`` the rounds at the end, which are one apart.
 
     Args:
         table: numbers of one kind of weights.
         rounds: rounds trained.
-        split: the split whose accuracy is used, as the mean over its domains.
 
     Returns:
         The change, 0 to 1; None with fewer than two evaluations in the second half.
     """
-    late = [(round, value) for round, value in table.curve(split).items() if round > rounds / 2]
+    late = [(round, value) for round, value in table.curve(TEST).items() if round > rounds / 2]
     steps = [(b - a, abs(y - x)) for (a, x), (b, y) in itertools.pairwise(late)]
     closest = min((gap for gap, _ in steps), default=0)
     return fmean(step for gap, step in steps if gap == closest) if steps else None

@@ -19,6 +19,7 @@ from feddg.experiment import Experiment
 from feddg.methods.base import methods
 from feddg.prediction.export import save_model
 from feddg.prediction.model import load_model
+from feddg.runs.beforehand import preview
 from feddg.runs.inspection import inspect_experiment
 from federations import ridge_of
 
@@ -354,6 +355,13 @@ def test_each_method_runs_on_features_or_says_what_it_lacks(subtests, table):
 def test_an_experiment_that_names_another_number_of_features_is_told(table):
     with pytest.raises(DataError, match=r"12 features, .*data\.features is 11"):
         feddg.run(data={"source": "features", "root": table, "features": 11}, hold_out="c")
+
+
+def test_a_dry_run_says_how_many_features_there_are_and_where_weights_come_from(table):
+    found = preview(data={"source": "features", "root": table}, hold_out="c", clients=2)
+    assert found.settings["data.features"].value == 12
+    assert found.settings["model.weights"].source == "preset features"
+    assert found.forecast.pixel_bytes == 0
 
 
 def test_features_go_with_their_backbone_only(table):

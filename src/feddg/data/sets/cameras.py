@@ -13,13 +13,13 @@ from feddg.data.data_set import DataSet, define
 from feddg.data.images import ImageTable, folder_names, listed_images
 from feddg.data.published import (
     METADATA,
-    ROLES,
     compare_counts,
     folder_of,
     load_published,
     needs_root,
     read_metadata,
 )
+from feddg.data.splits import ROLES
 from feddg.diagnostics import warn
 from feddg.errors import DataError
 from feddg.storage import read_text

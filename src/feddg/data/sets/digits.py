@@ -16,7 +16,6 @@ from feddg.data.published import (
     folder_of,
     kept_drawn,
     needs_root,
-    rendered_table,
 )
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
@@ -47,30 +46,25 @@ def draw_digits(root: Path | None = None) -> ImageTable:
         return render_digits()
 
     images, facts = kept_drawn([*sorted(SCANS.iterdir())], "digits 1", drawn)
-    places = enumerate(zip(facts["domain"].tolist(), facts["label"].tolist()))
+    return _table(np.array(images), facts, DOMAINS, "04")
+
+
+def _table(
+    images: np.ndarray, facts: np.ndarray, domains: tuple[str, ...], width: str = ""
+) -> ImageTable:
+    """Returns drawn digits as a table; their numbers in paths have ``width``."""
+    rows = enumerate(zip(facts["domain"].tolist(), facts["label"].tolist()))
     return ImageTable(
-        paths=tuple(f"{DOMAINS[domain]}/{label}/{n:04d}" for n, (domain, label) in places),
+        paths=tuple(f"{domains[domain]}/{label}/{n:{width}}" for n, (domain, label) in rows),
         labels=facts["label"].astype(np.int64),
         domains=facts["domain"].astype(np.int64),
         class_names=tuple(map(str, range(10))),
-        domain_names=DOMAINS,
-        images=np.array(images),
+        domain_names=domains,
+        images=images,
     )
 
 
 define("digits", draw_digits)
-
-
-def mnist_files(root: Path) -> list[tuple[Path, Path]]:
-    """Returns the files of images and labels of both parts.
-
-    Raises:
-        DataError: one is missing.
-    """
-    return [
-        (_find(root, f"{part}-images", "idx3"), _find(root, f"{part}-labels", "idx1"))
-        for part in PARTS
-    ]
 
 
 def _find(root: Path, stem: str, kind: str) -> Path:
@@ -145,15 +139,18 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
         DataError: a file is missing or has another format.
     """
     folder = folder_of(ROTATED_MNIST, root, lambda folder: any(folder.glob("*-ubyte*")))
-    files = mnist_files(folder or needs_root(ROTATED_MNIST.name, root))
-    grey, records = kept_drawn(
+    place = folder or needs_root(ROTATED_MNIST.name, root)
+    files = [
+        (_find(place, f"{part}-images", "idx3"), _find(place, f"{part}-labels", "idx1"))
+        for part in PARTS
+    ]
+    grey, facts = kept_drawn(
         [file for pair in files for file in pair],
         "rotated mnist 1",
         lambda: turned_digits(files, ANGLES),
     )
-    labels, domains = records["label"].astype(np.int64), records["domain"].astype(np.int64)
-    classes, names = ROTATED_MNIST.classes, ROTATED_MNIST.domains
-    table = rendered_table(grey, labels, domains, classes, names)
+    images = np.broadcast_to(grey[..., None], (*grey.shape, 3))
+    table = _table(images, facts, ROTATED_MNIST.domains)
     compare_counts(ROTATED_MNIST, table)
     return table
 

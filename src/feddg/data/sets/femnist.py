@@ -7,7 +7,8 @@ import numpy as np
 
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, folder_names, from_folder, listed_images
-from feddg.data.published import ROLES, compare_counts, folder_of, read_metadata, rename
+from feddg.data.published import compare_counts, folder_of, read_metadata, rename
+from feddg.data.splits import ROLES
 
 TABLES = ("metadata.csv", "femnist_new_metadata.csv")
 

@@ -5,6 +5,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from pydantic import Field
 
+from feddg.data import splits
 from feddg.data.columns import FIRST, Columns, read_columns
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
@@ -16,7 +17,7 @@ from feddg.storage import stamp
 NAMES = ("table", "images", "metadata")
 """Possible names of the file if ``root`` is a folder."""
 ROLES = {
-    **{role: role for role in ("train", "val", "test", "id_val", "id_test")},
+    **{role: role for role in splits.ROLES},
     "training": "train",
     "valid": "val",
     "validation": "val",
