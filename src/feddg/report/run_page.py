@@ -15,9 +15,7 @@ from feddg.evaluation.calibration import Estimate
 from feddg.evaluation.intervals import ShareInterval
 from feddg.experiment import (
     Experiment,
-    command_words,
     expand,
-    fewest_fields,
     load_experiment,
     read_fields,
 )
@@ -585,8 +583,10 @@ def _groups_table(run: Run, setup: SetupRow) -> Table | None:
 
 Step = tuple[str, str]
 """A reason and its command."""
-NOT_OF_COMPARE = ("clients.number", "clients.heterogeneity", "precision", "device")
-"""Fields for which ``feddg compare`` has no flag, or a flag that takes several values."""
+ANOTHER_SEED: Final = (
+    "One run cannot tell a difference from chance. Repeat it with other seeds, and with other "
+    "methods (--method); `feddg report` shows several runs beside each other:"
+)
 TRAIN_LONGER: Final = "Accuracy was still rising at the end: train twice as long:"
 
 
@@ -603,24 +603,26 @@ def run_steps(run: Run) -> Section | None:
 
 def _steps(run: Run) -> Iterator[Step]:
     # A rate that failed would fail again.
-    again = run.status == "failed" and DIVERGED in {notice.code for notice in about_run(run)}
-    if run.status not in ("completed", "damaged") and not again:
+    diverged = run.status == "failed" and DIVERGED in {notice.code for notice in about_run(run)}
+    if run.status not in ("completed", "damaged") and not diverged:
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:
         experiment = load_experiment(run.folder / EXPERIMENT)
     except FeddgError:
         return  # of another version, or of a package that is not here: it cannot be changed
     codes = {diagnostic.code for diagnostic in about_result(run)}
-    if again:
+    if diverged:
         lower = f"{lower_rate(run):g}"
         yield from _again(run, "A lower learning rate may help:", "--lr", lower)
     elif codes & LEARNED_NOTHING:
-        yield from _after_nothing(run, experiment)
+        for cause in causes_of_failure(run):
+            if cause.flags:
+                yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
     elif STILL_RISING in codes:
         yield from _again(run, TRAIN_LONGER, "--rounds", str(2 * experiment.train.rounds))
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
-            yield _in_comparison(experiment)
+            yield from _again(run, ANOTHER_SEED, "--seed", str(experiment.seed + 1))
         if not read_adapted(run.folder):
             yield (
                 "See what adapting to the unseen domain at test time changes:",
@@ -637,37 +639,3 @@ def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
         fields["method"] = {}  # the other one's settings are not for it, and nobody asked for them
     if not (out / Experiment(**merge(fields, expand(change))).label).exists():
         yield why, command("run", str(file), *flags, "--out", str(out))
-
-
-def _in_comparison(experiment: Experiment) -> Step:
-    """The command to compare with FedAvg over seeds, with presets and the run's settings."""
-    fewest = fewest_fields(experiment)
-    fields = {k: v for k, v in fewest.items() if k not in ("method", "name", "seed")}
-    if settings := fewest["method"].get("settings"):
-        fields["method"] = {"settings": settings}
-    methods = dict.fromkeys(["fedavg", experiment.method.name])
-    first = experiment.seed
-    seeds = ",".join(str(seed) for seed in range(first, first + 3)) if first else "3"
-    beside = " beside the plain average of clients" if len(methods) > 1 else ""
-    return (
-        "One run cannot tell a difference from chance. Repeat it with other seeds" + beside + ":",
-        command(
-            "compare",
-            *("--methods", ",".join(methods)),
-            *command_words(fields, NOT_OF_COMPARE),
-            *("--seeds", seeds),
-        ),
-    )
-
-
-def _after_nothing(run: Run, experiment: Experiment) -> Iterator[Step]:
-    if experiment.data.source == "folder" and experiment.data.root:
-        fields, parts = fewest_fields(experiment), ("data", "hold_out", "clients", "seed")
-        looked_at = {part: value for part, value in fields.items() if part in parts}
-        yield (
-            "Look at the images first: labels, sizes, ranges of values, duplicates:",
-            command("data", "inspect", *command_words(looked_at)),
-        )
-    for cause in causes_of_failure(run):
-        if cause.flags:
-            yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
