@@ -33,6 +33,7 @@ from feddg.runs.prepare import cache_folder, deal, load_undecoded
 from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import (
     Fields,
+    HoldOut,
     MethodChoice,
     OneLine,
     Settings,
@@ -303,8 +304,7 @@ class Plan(Settings):
     def fixed(self, overrides: Mapping[str, object]) -> "Plan":
         """Returns the plan with experiment fields that override everything else in it.
 
-        They are set in ``base``, and the same fields of single methods and axes over them are
-        removed or replaced.
+        They are set in ``base``; the same fields of single methods, and axes over them, go.
         """
         over = expand(dict(overrides))
         collections: list[Fields] = []
@@ -315,7 +315,7 @@ class Plan(Settings):
                 over[DATA] = rest
             collections = [
                 dict(entry)
-                | {"experiment": _replaced(entry.within(root, around).experiment, over)}
+                | {"experiment": _without(entry.within(root, around).experiment, leaves(over))}
                 | ({"hold_out": None} if "hold_out" in over else {})
                 for entry in self.data
             ]
@@ -327,8 +327,8 @@ class Plan(Settings):
         variants = [
             variant.model_dump()
             | {
-                "settings": _replaced(variant.settings, settings),
-                "experiment": _replaced(expand(variant.experiment), over),
+                "settings": _without(variant.settings, leaves(settings)),
+                "experiment": _without(expand(variant.experiment), paths),
             }
             for variant in self.methods
         ]
@@ -418,39 +418,32 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> Fields:
     return base | fields
 
 
-def _replaced(below: Mapping[str, object], over: Mapping[str, object]) -> Fields:
-    """Returns ``below`` with values of ``over`` for the fields it has; adds no fields."""
-    replaced = dict(below)
-    for path, value in leaves(over).items():
-        replaced = merge(replaced, nested(path, value)) if _has(below, path) else replaced
-    return replaced
+def _meet(path: str, other: str) -> bool:
+    """Whether one of two dotted fields is the other, or within it."""
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 
-def _has(fields: Any, path: str) -> bool:
-    """Whether nested fields have a value at a dotted path, or in place of what is above it."""
-    for part in path.split("."):
-        if not isinstance(fields, Mapping):
-            return True
-        if part not in fields:
-            return False
-        fields = fields[part]
-    return True
+def _without(fields: Fields, said: Mapping[str, object]) -> Fields:
+    """Returns nested fields without those that ``said`` has by dotted path, or parts of them."""
+    left: Fields = {}
+    for path, value in leaves(fields).items():
+        if not any(_meet(path, other) for other in said):
+            left = merge(left, nested(path, value))
+    return left
 
 
-def _unsaid(axes: Mapping[str, tuple[object, ...]], said: Fields) -> Fields:
-    """Returns the axes that set no field in ``said``, which has them by dotted path."""
-    sets = {name: [setting_point(name, value)[1] for value in axes[name]] for name in axes}
+def _unsaid(axes: Mapping[str, tuple[object, ...]], said: Mapping[str, object]) -> Fields:
+    """Returns the axes that set no field that ``said`` has by dotted path."""
     return {
-        name: axes[name]
-        for name, points in sets.items()
-        if not any(_has(point, path) for point in points for path in said)
+        name: values
+        for name, values in axes.items()
+        if not any(_meet(path, other) for path in _set_by(name, values) for other in said)
     }
 
 
-def _path(field: str) -> str:
-    """Returns the dotted path of an axis's field: ``method.settings.mu`` for ``method.mu``."""
-    first, _, rest = field.partition(".")
-    return f"method.settings.{rest}" if first == "method" else field
+def _set_by(field: str, values: Iterable[object]) -> set[str]:
+    """Returns the dotted fields that an axis sets."""
+    return {path for value in values for path in leaves(setting_point(field, value)[1])}
 
 
 def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
@@ -493,6 +486,8 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     return plan.model_copy(update={"base": merge(plan.base, learnt)})
 
 
+HeldOut = Mapping[str, Sequence[str]]
+"""The domains that test, and those that validate."""
 Point = tuple[str, Fields, str]
 """A value of an axis: the axis's name, the experiment fields it sets, its text in tables."""
 
@@ -568,7 +563,7 @@ def expand_plan(plan: Plan) -> list[Cell]:
         cells = [
             _cell(plan, variant, scenario, heading, points, seed, known)
             for seed, (scenario, heading), points, variant in itertools.product(
-                plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
+                plan.seeds, _scenarios(plan), itertools.product(*_axes(plan).values()), plan.methods
             )
         ]
     places: set[object] = set()
@@ -588,30 +583,26 @@ def expand_plan(plan: Plan) -> list[Cell]:
 def _check_axes(plan: Plan) -> None:
     """Refuses a field that several parts of a plan say, of which all but one would be lost."""
     said: dict[str, str] = {}
-    parts: dict[str, set[str]] = {
-        "heterogeneity": {"clients.heterogeneity"} if plan.heterogeneity else set(),
-        "clients": {"clients.number", "clients.per_round"} if plan.clients else set(),
-        "budgets": {"train.rounds"} if plan.budgets else set(),
+    parts = {"budgets": {"train.rounds"}} if plan.budgets else {}
+    parts |= {
+        part: {path for _, fields, _ in points for path in leaves(fields)}
+        for part, points in _axes(plan).items()
     }
-    parts |= {f"settings {field}": _paths(field) for field in plan.settings}
     for part, fields in parts.items():
         for field in fields:
             if said.setdefault(field, part) != part:
                 raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
     own = {variant.name: _own_fields(variant) for variant in plan.methods}
     own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
-    own["tune"] = set[str]().union(*map(_paths, plan.tune.settings if plan.tune else ()))
+    tried = plan.tune.settings if plan.tune else {}
+    own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
     for name, fields in own.items():
-        for field in sorted(fields & said.keys() - {"train.rounds"}):
-            raise ExperimentError(
-                f"plan: {field} is said by {said[field]} and by {name}, and one of them would be "
-                "lost: leave it out there"
-            )
-
-
-def _paths(field: str) -> set[str]:
-    """Returns the dotted path of an axis's field, if it is a shorthand, too."""
-    return {*leaves(expand(nested(_path(field), 0)))}
+        for field, part in said.items():
+            if field != "train.rounds" and any(_meet(field, own_field) for own_field in fields):
+                raise ExperimentError(
+                    f"plan: {field} is said by {part} and by {name}, and one of them would be "
+                    "lost: leave it out there"
+                )
 
 
 def _own_fields(variant: Variant) -> set[str]:
@@ -653,13 +644,9 @@ def _each_in_turn(base: Fields) -> Protocol | None:
     return None if base.get("hold_out") else "lodo"
 
 
-def _axes(plan: Plan) -> list[list[Point | None]]:
-    """Returns the axes between hold-outs and methods; None stands for the value in ``base``."""
-    shares: list[Point | None] = [
-        ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
-        for value in plan.heterogeneity
-    ]
-    clients: list[Point | None] = [
+def _axes(plan: Plan) -> dict[str, list[Point]]:
+    """Returns the values of the axes between hold-outs and methods, by what the plan calls each."""
+    clients: list[Point] = [
         (
             "clients",
             {"clients": {"number": number, "per_round": per_round}},
@@ -667,18 +654,19 @@ def _axes(plan: Plan) -> list[list[Point | None]]:
         )
         for number, per_round in plan.clients
     ]
-    further: list[list[Point | None]] = [
-        [setting_point(field, value) for value in values] for field, values in plan.settings.items()
-    ]
-    return [shares or [None], clients or [None], *further]
+    shares = [setting_point("heterogeneity", value) for value in plan.heterogeneity]
+    axes = {"heterogeneity": shares, "clients": clients}
+    for field, values in plan.settings.items():
+        axes[f"settings {field}"] = [setting_point(field, value) for value in values]
+    return {name: points for name, points in axes.items() if points}
 
 
 def _cell(
     plan: Plan,
     variant: Variant,
-    scenario: Any,
+    scenario: HeldOut | None,
     heading: str,
-    points: Sequence[Point | None],
+    points: Sequence[Point],
     seed: int,
     known: dict[str, Sequence[int] | None],
 ) -> Cell:
@@ -689,15 +677,14 @@ def _cell(
     method = {"name": variant.method, "settings": merge(settings, variant.settings)}
     fields["method"] = method
     if scenario is not None:
-        fields["hold_out"] = expand({"hold_out": scenario})["hold_out"]
-    used = [point for point in points if point is not None]
-    for _, change, _ in used:
+        fields["hold_out"] = scenario
+    for _, change, _ in points:
         settings = change.get("method", {}).get("settings", {})
         if all(name in declared for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
     fields = merge(fields, variant.tuned.get(heading, {}))
-    conditions = {name: text for name, _, text in used}
+    conditions = {name: text for name, _, text in points}
     fields = {**fields, "seed": seed, "name": None}
     experiment = Experiment(**fields)
     if plan.budgets and not method_class(variant.method).one_round:
@@ -762,9 +749,11 @@ def _images_of_a_round(size: int, train: TrainSettings) -> int:
 
 
 def setting_point(field: str, value: object) -> Point:
-    """Returns the axis point for a dotted experiment field and a value."""
+    """Returns the axis point for a dotted experiment field, or ``method.SETTING``, and a value."""
+    name = field.removeprefix("method.")
+    path = field if name == field else f"method.settings.{name}"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return field.removeprefix("method."), expand(nested(_path(field), value)), text
+    return name, expand(nested(path, value)), text
 
 
 def _check_fields(plan: Plan) -> None:
@@ -797,7 +786,7 @@ def _check_fields(plan: Plan) -> None:
             )
 
 
-def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
+def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
     """Returns the hold-outs with their column headings, which name the test domains."""
     base = expand(plan.base)
     data = base.get("data", {})
@@ -807,14 +796,14 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
             "plan: hold_out is said in the plan and in its base; leave it out of the base"
         )
     if not plan.hold_out:
-        hold_out = _written(expand({"hold_out": base.get("hold_out") or {}})["hold_out"], data)
-        return [(hold_out or None, _heading(hold_out))]
+        hold_out = _written(base.get("hold_out") or {}, data)
+        return [(hold_out if any(hold_out.values()) else None, _heading(hold_out))]
     if isinstance(plan.hold_out, str):
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
         domains = tuple(name for name in domains if name not in (data.get("leave_out") or ()))
-        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset, source))
+        listed: list[HeldOut] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
@@ -826,24 +815,16 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
-def _written(fields: Fields, data: Fields) -> Fields:
+def _written(fields: Fields, data: Fields) -> HeldOut:
     """Returns a hold-out with the names that the data set gives its domains."""
-    said = {
-        role: name if isinstance(name, list | tuple) else [name] if name else ()
-        for role, name in fields.items()
-    }
-    if not all(isinstance(name, str) for names in said.values() for name in names):
-        return fields  # which is an error where the experiment is read
+    with schema_faults(ExperimentError, "plan: hold_out: ", HoldOut.model_fields):
+        said = dict(HoldOut(**fields))
     source, root = str(data.get("source", "folder")), data.get("root")
     return as_written(said, source, root and Path(root), data.get("options") or {})
 
 
-def _heading(hold_out: Fields, with_val: bool = False) -> str:
-    domains = {
-        role: "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value or "")
-        for role, value in hold_out.items()
-    }
-    text, val = domains.get("test") or "as split", domains.get("val")
+def _heading(hold_out: HeldOut, with_val: bool = False) -> str:
+    text, val = "+".join(hold_out["test"]) or "as split", "+".join(hold_out["val"])
     return f"{text}{VALIDATED_ON}{val})" if with_val and val else text
 
 
