@@ -454,36 +454,35 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     """
     if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
         return plan
-    if plan.data:
-        alone = [plan_with_weights_at_hand(plan_on(plan, entry)) for entry in plan.data]
-        entries = [
-            entry.model_copy(
-                update={
-                    "experiment": {
-                        **entry.experiment,
-                        "model": single.base.get("model", {}),
-                        "data": single.base["data"],
-                    }
-                }
-            )
-            for entry, single in zip(plan.data, alone)
-        ]
-        return plan.model_copy(update={DATA: tuple(entries)})
+    if not plan.data:
+        learnt = _at_hand(plan)
+        base = {"base": merge(expand(plan.base), learnt)}
+        return plan.model_copy(update=base) if learnt else plan
+    entries = [
+        entry.model_copy(
+            update={"experiment": merge(entry.experiment, _at_hand(plan_on(plan, entry)))}
+        )
+        for entry in plan.data
+    ]
+    return plan.model_copy(update={DATA: tuple(entries)})
+
+
+def _at_hand(plan: "Plan") -> Fields:
+    """Returns what a plan on one data set has to say of weights and features; nothing as a rule."""
     try:
         base = expand(plan.base)
         name = base.get("method", {}).get("name", "fedavg")  # its settings may be some methods' own
         chosen = Experiment(**{**base, "method": name})
     except ExperimentError:
-        return plan  # an axis may complete it; else its runs say what is wrong
+        return {}  # an axis may complete it; else its runs say what is wrong
     if "paper" in plan.notes and "weights" not in base.get("model", {}):
-        return plan
+        return {}
     experiment = with_weights_at_hand(chosen)
     if experiment is chosen:
-        return plan
-    learnt = {"data": {"features": experiment.data.features}, "model": {"weights": None}}
-    if experiment.data.features is None:
-        del learnt["data"]
-    return plan.model_copy(update={"base": merge(plan.base, learnt)})
+        return {}
+    features = experiment.data.features
+    of_data = {} if features is None else {"data": {"features": features}}
+    return {"model": {"weights": None}} | of_data
 
 
 HeldOut = Mapping[str, Sequence[str]]
