@@ -547,35 +547,26 @@ def expand_plan(plan: Plan) -> list[Cell]:
         ExperimentError: a cell is not a valid experiment, or its method cannot run it.
     """
     _check_axes(plan)
-    if plan.data:
-        over = [(entry.name, expand_plan(plan_on(plan, entry))) for entry in plan.data]
-        cells = [
-            replace(cell, conditions={DATA: name, **cell.conditions})
-            for seed in plan.seeds
-            for name, own in over
-            for cell in own
-            if cell.seed == seed
-        ]
-    else:
-        _check_fields(plan)
-        known: dict[str, Sequence[int] | None] = {}
-        cells = [
-            _cell(plan, variant, scenario, heading, points, seed, known)
-            for seed, (scenario, heading), points, variant in itertools.product(
-                plan.seeds, _scenarios(plan), itertools.product(*_axes(plan).values()), plan.methods
-            )
-        ]
-    places: set[object] = set()
+    on_each = [(plan_on(plan, entry), {DATA: entry.name}) for entry in plan.data] or [(plan, {})]
+    parts = []
+    for own, of_data in on_each:
+        _check_fields(own)
+        points = itertools.product(*_axes(own).values())
+        places = itertools.product(_scenarios(own), points, own.methods)
+        parts += [(own, of_data, *place) for place in places]
+    known: dict[str, Sequence[int] | None] = {}
+    cells = [_cell(*part, seed, known) for seed in plan.seeds for part in parts]
+    taken: set[object] = set()
     for cell in cells:
         further = [value for axis, value in cell.conditions.items() if axis != DATA]
         place = cell.method, cell.column, *further, cell.seed
-        if place in places:
+        if place in taken:
             heading = ", ".join((cell.column, *further))
             raise ExperimentError(
                 f"plan: two columns are called {heading!r}: list each once, name data sets apart, "
                 "and let numbers differ in six digits"
             )
-        places.add(place)
+        taken.add(place)
     return cells
 
 
@@ -591,7 +582,13 @@ def _check_axes(plan: Plan) -> None:
         for field in fields:
             if said.setdefault(field, part) != part:
                 raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
-    own = {variant.name: _own_fields(variant) for variant in plan.methods}
+    own = {
+        variant.name: {
+            *leaves(expand(variant.experiment)),
+            *(f"method.settings.{name}" for name in variant.settings),
+        }
+        for variant in plan.methods
+    }
     own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     tried = plan.tune.settings if plan.tune else {}
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
@@ -604,27 +601,8 @@ def _check_axes(plan: Plan) -> None:
                 )
 
 
-def _own_fields(variant: Variant) -> set[str]:
-    """Returns the dotted fields that a method's own entry says."""
-    settings = {"method": {"settings": variant.settings}} if variant.settings else {}
-    return {*leaves(expand(variant.experiment)), *leaves(settings)}
-
-
 def plan_on(plan: Plan, entry: Collection) -> Plan:
     """Returns the plan on one of its data sets alone."""
-    start = f"{entry.name}, "
-    methods = [
-        variant.model_copy(
-            update={
-                "tuned": {
-                    k.removeprefix(start): v
-                    for k, v in variant.tuned.items()
-                    if k.startswith(start)
-                }
-            }
-        )
-        for variant in plan.methods
-    ]
     base = merge(expand(plan.base), entry.experiment)
     if entry.hold_out:
         base.pop("hold_out", None)
@@ -633,7 +611,6 @@ def plan_on(plan: Plan, entry: Collection) -> Plan:
         "base": base,
         "hold_out": entry.hold_out or plan.hold_out or _each_in_turn(base),
         "domains": entry.domains or plan.domains,
-        "methods": tuple(methods),
     }
     return plan.model_copy(update=changes)
 
@@ -662,10 +639,10 @@ def _axes(plan: Plan) -> dict[str, list[Point]]:
 
 def _cell(
     plan: Plan,
-    variant: Variant,
-    scenario: HeldOut | None,
-    heading: str,
+    of_data: Mapping[str, str],
+    scenario: tuple[HeldOut | None, str],
     points: Sequence[Point],
+    variant: Variant,
     seed: int,
     known: dict[str, Sequence[int] | None],
 ) -> Cell:
@@ -675,15 +652,16 @@ def _cell(
     settings = {name: value for name, value in shared.items() if name in declared}
     method = {"name": variant.method, "settings": merge(settings, variant.settings)}
     fields["method"] = method
-    if scenario is not None:
-        fields["hold_out"] = scenario
+    held_out, heading = scenario
+    if held_out is not None:
+        fields["hold_out"] = held_out
     for _, change, _ in points:
         settings = change.get("method", {}).get("settings", {})
         if all(name in declared for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
-    fields = merge(fields, variant.tuned.get(heading, {}))
-    conditions = {name: text for name, _, text in points}
+    fields = merge(fields, variant.tuned.get(", ".join([*of_data.values(), heading]), {}))
+    conditions = {**of_data, **{name: text for name, _, text in points}}
     fields = {**fields, "seed": seed, "name": None}
     experiment = Experiment(**fields)
     if plan.budgets and not method_class(variant.method).one_round:
