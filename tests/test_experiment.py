@@ -13,9 +13,7 @@ from feddg.errors import ExperimentError
 from feddg.experiment import (
     SCHEMA,
     Experiment,
-    command_words,
     explain,
-    fewest_fields,
     load_experiment,
     load_stored,
 )
@@ -166,8 +164,6 @@ def test_passes_that_are_asked_for_are_taken_in_place_of_a_presets_steps():
     assert (train.local_epochs, train.local_steps, train.lr) == (3, None, 0.001)
     both = Experiment(**merge(asked, {"train": {"local_steps": 16}}))
     assert both.train.local_steps == 16
-    for one in (Experiment(**asked), both):
-        assert Experiment(**fewest_fields(one)) == one
     assert explain(asked)["train.local_steps"].source == "local_epochs"
     assert Experiment(data="digits", preset="strong").train.local_steps == 16
 
@@ -327,38 +323,6 @@ def test_what_differs_from_its_default_makes_another_experiment(subtests):
             chosen = Experiment(data="digits", hold_out="sketch", **change)
             assert chosen.id != Experiment(data="digits", hold_out="sketch").id
             assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id
-
-
-def test_the_fewest_fields_give_the_experiment_again(subtests):
-    for fields in [
-        {"data": "digits", "hold_out": "sketch"},
-        {"data": "pacs", "method": "pardon", "weights": None, "rounds": 7},
-        {"data": "pacs", "clients": {"number": 5}, "model": {"normalization": "train"}},
-        {"data": "femnist", "clients": {"number": 200, "per_round": None}},
-        {"data": "digits", "preset": "pacs", "clients": {"number": 30}, "seed": 5},
-        {"data": "folder", "root": "/a b", "lr": 1e-5, "privacy": {"epsilon": 3.0}},
-    ]:
-        with subtests.test(fields=fields):
-            experiment = Experiment(**fields)
-            fewest = fewest_fields(experiment)
-            assert Experiment(**fewest).model_dump() == experiment.model_dump()
-            assert len(leaves(fewest)) <= len(leaves(experiment.given)) + 3
-
-
-def test_fields_as_words_of_a_command_line():
-    fields = {"hold_out": {"test": ["ink"]}, "train": {"lr": 1e-5, "local_steps": None}}
-    assert command_words(fields) == [
-        *("--lr", "1e-05", "--set", "train.local_steps=null"),
-        *("--hold-out", "test=ink"),
-    ]
-    odd = {"hold_out": {"val": ["a,b"]}, "method": {"settings": {"file": "1e5", "on": True}}}
-    assert command_words(odd) == [
-        *("--set", 'method.file="1e5"', "--set", "method.on=true"),
-        *("--set", 'hold_out.val=["a,b"]', "--set", "hold_out.test=[]"),
-    ]
-    assert command_words({"clients": {"number": 3}}, ["clients.number"]) == [
-        *("--set", "clients.number=3")
-    ]
 
 
 def test_fields_in_a_mapping_are_told_from_an_experiment():

@@ -23,7 +23,7 @@ from feddg.comparison.statistics import Key, Margin, average_over_columns
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic
 from feddg.records import CONSTANT, FLUCTUATION, LAST, RISING, SPLITS, TEST
-from feddg.report.blocks import Table, column
+from feddg.report.blocks import Column, Table
 from feddg.report.page import BEGIN, END, between_marks
 from feddg.report.tables import (
     MARK,
@@ -255,14 +255,14 @@ def accuracy_column(
         lack = f" ({one.count} of {seeds})" if one.count < seeds else ""
         return spread_text(one) + lack + mark(constant.get(method, ()), columns)
 
-    return column(heading, cell)
+    return Column(heading), cell
 
 
 def accuracy(results: Results, rule: SelectionRule) -> str:
     """Returns accuracy by column under one rule; cells with missing seeds are marked."""
     groups = column_groups(results).items()
     columns = [accuracy_column(results, rule, heading, group) for heading, group in groups]
-    columns.append(column("Fluctuation", lambda method: percent(fluctuation(results, method))))
+    columns.append((Column("Fluctuation"), lambda method: percent(fluctuation(results, method))))
     caption = (
         f"**{rule.title}.** Accuracy on the unseen domain {rule.when}, percent, mean ± standard "
         "deviation over seeds. Fluctuation: mean change of the last weights between neighbouring "
@@ -323,7 +323,7 @@ def paper_table(
         return cell
 
     columns: list[MethodColumn] = [
-        column(heading, compared(group), "ours / paper")
+        (Column(heading, "ours / paper"), compared(group))
         for heading, group in column_groups(results).items()
     ]
     caption = (

@@ -9,10 +9,9 @@ import hashlib
 import json
 import re
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -68,8 +67,6 @@ ONE_ROUND = {
 }
 """How a method of one round trains, whatever is said for others beside it: one whole pass."""
 DEFAULT = "default"
-_FLAGGED = ("seed", "precision", "device", "name", "preset")
-"""Fields with a flag of their own name, besides the shorthands."""
 
 
 def _changed(settings: BaseModel) -> Fields:
@@ -555,59 +552,3 @@ def _source(path: str, value: object, source: str, wanted: object) -> str:
     if path == "train.head" and value == "random" and wanted == "ridge":
         return "random: defences of updates do not cover ridge's sums"
     return "follows from data.source" if path == "preset" and wanted is None else source
-
-
-def fewest_fields(experiment: Experiment) -> Fields:
-    """Returns the smallest set of fields that completes to this experiment.
-
-    They are its data set, its method, and all values that differ from presets and defaults.
-    """
-    wanted = leaves(experiment.model_dump(mode="json"))
-    source, method = wanted["data.source"], wanted["method.name"]
-    fields: Fields = {"data": {"source": source}, "method": {"name": method}}
-    if wanted["preset"] != preset_of(source):
-        fields["preset"] = wanted["preset"]
-    if options := experiment.data.options:  # a data set may need one
-        fields["data"]["options"] = options
-    while True:
-        filled = leaves(Experiment(**fields).model_dump(mode="json"))
-        other = {path: value for path, value in wanted.items() if filled.get(path, ...) != value}
-        if not other.keys() - leaves(fields).keys():
-            return fields
-        if other.get("model.weights", ...) is None:  # it decides which preset fills in the rest
-            other = {"model.weights": None}
-        for path, value in other.items():
-            fields = merge(fields, nested(path, value))
-
-
-def command_words(fields: Fields, unflagged: Collection[str] = ()) -> list[str]:
-    """Returns fields as command-line words: flags, or ``--set`` for fields without a flag.
-
-    Args:
-        fields: nested fields of an experiment.
-        unflagged: dotted paths of fields for which the command has no flag.
-    """
-    flags = {path: name for name, path in SHORTHANDS.items()} | dict(zip(_FLAGGED, _FLAGGED))
-    words: list[str] = []
-    for path, value in leaves({k: v for k, v in fields.items() if k != "hold_out"}).items():
-        if path in flags and path not in unflagged and isinstance(value, str | int | float):
-            words += [f"--{flags[path].replace('_', '-')}", str(value)]
-        else:
-            words += ["--set", f"{path.replace('method.settings.', 'method.')}={_as_yaml(value)}"]
-    hold_out = {role: list(fields.get("hold_out", {}).get(role) or ()) for role in ("val", "test")}
-    if any(re.search("[,;=]|^ | $|^$", name) for names in hold_out.values() for name in names):
-        odd = [("--set", f"hold_out.{role}={_as_yaml(names)}") for role, names in hold_out.items()]
-        return [*words, *chain(*odd)]
-    roles = [f"{role}={','.join(names)}" for role, names in hold_out.items() if names]
-    return [*words, "--hold-out", ",".join(roles)] if roles else words
-
-
-def _as_yaml(value: object) -> str:
-    """Returns a value on one line as YAML; plain words without quotes."""
-    if (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z/][\w./-]*", value)
-        and yaml.safe_load(value) == value
-    ):
-        return value
-    return json.dumps(value, ensure_ascii=False)

@@ -26,7 +26,7 @@ from feddg.options import (
     print_json,
     seeds,
 )
-from feddg.report.blocks import column, table_of, text_column
+from feddg.report.blocks import Cell, Column, Table
 from feddg.report.terminal import print_table
 from feddg.runs import beforehand
 from feddg.settings import leaves, nested
@@ -209,8 +209,9 @@ def test_a_table_wider_than_the_terminal_cuts_nothing():
     """What does not fit follows in a further table, beside the first column again."""
     names = ["FedAvg, with settings of its own", "PARDON, released copies of images"]
     intervals = {f"Over the domains {n}": f"-{n}1.5 to +{n}4.5" for n in range(5)}
-    columns = [column(head, lambda _, text=text: text) for head, text in intervals.items()]
-    table = table_of(names, [text_column("Method", str), *columns], "A caption. " * 12)
+    columns = [Column("Method", numeric=False), *map(Column, intervals)]
+    rows = [[*map(Cell, (name, *intervals.values()))] for name in names]
+    table = Table(columns, rows, "A caption. " * 12)
     for width in (40, 80, 300):
         shown = io.StringIO()
         print_table(Console(file=shown, width=width), table)

@@ -8,7 +8,6 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -30,6 +29,7 @@ from feddg.comparison.pool import (
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.runs.execute import is_complete
+from feddg.settings import Settings
 
 PLAN = {
     "name": "mine",
@@ -127,14 +127,18 @@ def test_a_workers_answer_says_how_a_job_ended(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+class Tagged(Settings):
+    tag: str
+
+
 def test_another_packages_launcher_carries_out_the_same_runs(alone, tmp_path):
     class InThisProcess(Launcher):
         name = "one-by-one"
         summary = "a test's"
-        options: ClassVar[dict[str, str]] = {"tag": "anything"}
+        Settings = Tagged
 
         def run(self, cells):
-            assert (self.jobs, self.chosen) == (2, {"tag": "x"})
+            assert (self.jobs, self.settings.tag) == (2, "x")
             for cell in cells:
                 yield self.outcome(cell, answer_to(self.job(cell, 1)))
 
@@ -155,17 +159,27 @@ def test_another_packages_launcher_carries_out_the_same_runs(alone, tmp_path):
     ("launcher", "options", "fault"),
     [
         ("slrum", {}, "launcher"),
-        ("local", {"partition": "gpu"}, "'local' has no option 'partition'; it has: reuse"),
-        ("local", {"reuse": "perhaps"}, "reuse must be yes or no (got 'perhaps')"),
-        ("slurm", {"partitoin": "gpu"}, "'slurm' has no option 'partitoin'"),
-        ("slurm", {"cluster": "local", "cpus": "many"}, "option 'cpus': a whole number"),
-        ("slurm", {"cluster": "cloud"}, "launcher 'slurm'"),
-        ("slurm", {"cluster": "local", "gpus": "-1"}, "option 'gpus': a whole number"),
+        ("local", {"partition": "gpu"}, "'local': unknown field 'partition'; there are: reuse"),
+        ("local", {"reuse": "perhaps"}, "'local': reuse: "),
+        (
+            "slurm",
+            {"partitoin": "gpu"},
+            "unknown field 'partitoin' (did you mean 'partition'?)",
+        ),
+        (
+            "slurm",
+            {"cluster": "local", "cpus": "many"},
+            "cpus: Input should be a valid integer",
+        ),
+        ("slurm", {"cluster": "cloud"}, "'slurm': cluster: Input should be 'slurm' or 'local'"),
+        (
+            "slurm",
+            {"cluster": "local", "gpus": "-1"},
+            "gpus: Input should be greater",
+        ),
     ],
 )
 def test_what_no_launcher_can_do_is_said_in_one_line(tmp_path, launcher, options, fault):
-    if launcher == "slurm":
-        pytest.importorskip("submitit", reason="needs the extra slurm")
     with pytest.raises(ExperimentError, match=re.escape(fault)) as caught:
         carried(tmp_path / "out", tmp_path / "cache", launcher, options)
     assert "\n" not in str(caught.value)

@@ -581,8 +581,8 @@ def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_b
     assert opened.errors == []
     assert opened.requests == []
     assert 'data-charts="drawn"' in opened.page
-    # rounds, margins, ranks, heterogeneity, images, bytes, seconds
-    assert opened.page.count('data-state="drawn"') == 7
+    # rounds, margins, heterogeneity, images, bytes, seconds
+    assert opened.page.count('data-state="drawn"') == 6
 
 
 def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):

@@ -247,7 +247,6 @@ def test_commands_of_what_to_do_next_are_ones_the_console_takes(tmp_path, folder
     ]
     assert {shlex.split(command)[1] for command in commands} == {
         "run",
-        "compare",
         "evaluate",
         "resume",
     }

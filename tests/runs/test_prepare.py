@@ -222,6 +222,15 @@ def test_a_papers_plan_stops_before_its_first_run_where_its_weights_are_missing(
     assert {cell.experiment.model.backbone for cell in scratch.missing} == {"cnn"}  # as was asked
 
 
+def test_a_plan_on_features_counts_them_and_keeps_its_data_set(tmp_path: Path) -> None:
+    table = tmp_path / "features.csv"
+    table.write_text("x,y,label,domain\n" + "1,2,a,n\n2,1,b,n\n1,3,a,s\n3,1,b,s\n")
+    plan = Plan(base={"data": "features", "root": str(table), "model": "features"}, hold_out=["n"])
+    base = plan_with_weights_at_hand(plan).base
+    assert base["data"] == {"source": "features", "root": str(table), "features": 2}
+    assert base["model"] == {"backbone": "features", "weights": None}
+
+
 def test_a_comparison_keeps_weights_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

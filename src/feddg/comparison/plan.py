@@ -33,6 +33,7 @@ from feddg.runs.prepare import cache_folder, deal, load_undecoded
 from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import (
     Fields,
+    HoldOut,
     MethodChoice,
     OneLine,
     Settings,
@@ -303,8 +304,7 @@ class Plan(Settings):
     def fixed(self, overrides: Mapping[str, object]) -> "Plan":
         """Returns the plan with experiment fields that override everything else in it.
 
-        They are set in ``base``, and the same fields of single methods and axes over them are
-        removed or replaced.
+        They are set in ``base``; the same fields of single methods, and axes over them, go.
         """
         over = expand(dict(overrides))
         collections: list[Fields] = []
@@ -315,7 +315,7 @@ class Plan(Settings):
                 over[DATA] = rest
             collections = [
                 dict(entry)
-                | {"experiment": _replaced(entry.within(root, around).experiment, over)}
+                | {"experiment": _without(entry.within(root, around).experiment, leaves(over))}
                 | ({"hold_out": None} if "hold_out" in over else {})
                 for entry in self.data
             ]
@@ -327,8 +327,8 @@ class Plan(Settings):
         variants = [
             variant.model_dump()
             | {
-                "settings": _replaced(variant.settings, settings),
-                "experiment": _replaced(expand(variant.experiment), over),
+                "settings": _without(variant.settings, leaves(settings)),
+                "experiment": _without(expand(variant.experiment), paths),
             }
             for variant in self.methods
         ]
@@ -418,39 +418,32 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> Fields:
     return base | fields
 
 
-def _replaced(below: Mapping[str, object], over: Mapping[str, object]) -> Fields:
-    """Returns ``below`` with values of ``over`` for the fields it has; adds no fields."""
-    replaced = dict(below)
-    for path, value in leaves(over).items():
-        replaced = merge(replaced, nested(path, value)) if _has(below, path) else replaced
-    return replaced
+def _meet(path: str, other: str) -> bool:
+    """Whether one of two dotted fields is the other, or within it."""
+    return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 
-def _has(fields: Any, path: str) -> bool:
-    """Whether nested fields have a value at a dotted path, or in place of what is above it."""
-    for part in path.split("."):
-        if not isinstance(fields, Mapping):
-            return True
-        if part not in fields:
-            return False
-        fields = fields[part]
-    return True
+def _without(fields: Fields, said: Mapping[str, object]) -> Fields:
+    """Returns nested fields without those that ``said`` has by dotted path, or parts of them."""
+    left: Fields = {}
+    for path, value in leaves(fields).items():
+        if not any(_meet(path, other) for other in said):
+            left = merge(left, nested(path, value))
+    return left
 
 
-def _unsaid(axes: Mapping[str, tuple[object, ...]], said: Fields) -> Fields:
-    """Returns the axes that set no field in ``said``, which has them by dotted path."""
-    sets = {name: [setting_point(name, value)[1] for value in axes[name]] for name in axes}
+def _unsaid(axes: Mapping[str, tuple[object, ...]], said: Mapping[str, object]) -> Fields:
+    """Returns the axes that set no field that ``said`` has by dotted path."""
     return {
-        name: axes[name]
-        for name, points in sets.items()
-        if not any(_has(point, path) for point in points for path in said)
+        name: values
+        for name, values in axes.items()
+        if not any(_meet(path, other) for path in _set_by(name, values) for other in said)
     }
 
 
-def _path(field: str) -> str:
-    """Returns the dotted path of an axis's field: ``method.settings.mu`` for ``method.mu``."""
-    first, _, rest = field.partition(".")
-    return f"method.settings.{rest}" if first == "method" else field
+def _set_by(field: str, values: Iterable[object]) -> set[str]:
+    """Returns the dotted fields that an axis sets."""
+    return {path for value in values for path in leaves(setting_point(field, value)[1])}
 
 
 def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
@@ -461,38 +454,39 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     """
     if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
         return plan
-    if plan.data:
-        alone = [plan_with_weights_at_hand(plan_on(plan, entry)) for entry in plan.data]
-        entries = [
-            entry.model_copy(
-                update={
-                    "experiment": {
-                        **entry.experiment,
-                        "model": single.base.get("model", {}),
-                        "data": single.base["data"],
-                    }
-                }
-            )
-            for entry, single in zip(plan.data, alone)
-        ]
-        return plan.model_copy(update={DATA: tuple(entries)})
+    if not plan.data:
+        learnt = _at_hand(plan)
+        base = {"base": merge(expand(plan.base), learnt)}
+        return plan.model_copy(update=base) if learnt else plan
+    entries = [
+        entry.model_copy(
+            update={"experiment": merge(entry.experiment, _at_hand(plan_on(plan, entry)))}
+        )
+        for entry in plan.data
+    ]
+    return plan.model_copy(update={DATA: tuple(entries)})
+
+
+def _at_hand(plan: "Plan") -> Fields:
+    """Returns what a plan on one data set has to say of weights and features; nothing as a rule."""
     try:
         base = expand(plan.base)
         name = base.get("method", {}).get("name", "fedavg")  # its settings may be some methods' own
         chosen = Experiment(**{**base, "method": name})
     except ExperimentError:
-        return plan  # an axis may complete it; else its runs say what is wrong
+        return {}  # an axis may complete it; else its runs say what is wrong
     if "paper" in plan.notes and "weights" not in base.get("model", {}):
-        return plan
+        return {}
     experiment = with_weights_at_hand(chosen)
     if experiment is chosen:
-        return plan
-    learnt = {"data": {"features": experiment.data.features}, "model": {"weights": None}}
-    if experiment.data.features is None:
-        del learnt["data"]
-    return plan.model_copy(update={"base": merge(plan.base, learnt)})
+        return {}
+    features = experiment.data.features
+    of_data = {} if features is None else {"data": {"features": features}}
+    return {"model": {"weights": None}} | of_data
 
 
+HeldOut = Mapping[str, Sequence[str]]
+"""The domains that test, and those that validate."""
 Point = tuple[str, Fields, str]
 """A value of an axis: the axis's name, the experiment fields it sets, its text in tables."""
 
@@ -553,88 +547,62 @@ def expand_plan(plan: Plan) -> list[Cell]:
         ExperimentError: a cell is not a valid experiment, or its method cannot run it.
     """
     _check_axes(plan)
-    if plan.data:
-        over = [(entry.name, expand_plan(plan_on(plan, entry))) for entry in plan.data]
-        cells = [
-            replace(cell, conditions={DATA: name, **cell.conditions})
-            for seed in plan.seeds
-            for name, own in over
-            for cell in own
-            if cell.seed == seed
-        ]
-    else:
-        _check_fields(plan)
-        known: dict[str, Sequence[int] | None] = {}
-        cells = [
-            _cell(plan, variant, scenario, heading, points, seed, known)
-            for seed, (scenario, heading), points, variant in itertools.product(
-                plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
-            )
-        ]
-    places: set[object] = set()
+    on_each = [(plan_on(plan, entry), {DATA: entry.name}) for entry in plan.data] or [(plan, {})]
+    parts = []
+    for own, of_data in on_each:
+        _check_fields(own)
+        points = itertools.product(*_axes(own).values())
+        places = itertools.product(_scenarios(own), points, own.methods)
+        parts += [(own, of_data, *place) for place in places]
+    known: dict[str, Sequence[int] | None] = {}
+    cells = [_cell(*part, seed, known) for seed in plan.seeds for part in parts]
+    taken: set[object] = set()
     for cell in cells:
         further = [value for axis, value in cell.conditions.items() if axis != DATA]
         place = cell.method, cell.column, *further, cell.seed
-        if place in places:
+        if place in taken:
             heading = ", ".join((cell.column, *further))
             raise ExperimentError(
                 f"plan: two columns are called {heading!r}: list each once, name data sets apart, "
                 "and let numbers differ in six digits"
             )
-        places.add(place)
+        taken.add(place)
     return cells
 
 
 def _check_axes(plan: Plan) -> None:
     """Refuses a field that several parts of a plan say, of which all but one would be lost."""
     said: dict[str, str] = {}
-    parts: dict[str, set[str]] = {
-        "heterogeneity": {"clients.heterogeneity"} if plan.heterogeneity else set(),
-        "clients": {"clients.number", "clients.per_round"} if plan.clients else set(),
-        "budgets": {"train.rounds"} if plan.budgets else set(),
+    parts = {"budgets": {"train.rounds"}} if plan.budgets else {}
+    parts |= {
+        part: {path for _, fields, _ in points for path in leaves(fields)}
+        for part, points in _axes(plan).items()
     }
-    parts |= {f"settings {field}": _paths(field) for field in plan.settings}
     for part, fields in parts.items():
         for field in fields:
             if said.setdefault(field, part) != part:
                 raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
-    own = {variant.name: _own_fields(variant) for variant in plan.methods}
+    own = {
+        variant.name: {
+            *leaves(expand(variant.experiment)),
+            *(f"method.settings.{name}" for name in variant.settings),
+        }
+        for variant in plan.methods
+    }
     own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
-    own["tune"] = set[str]().union(*map(_paths, plan.tune.settings if plan.tune else ()))
+    tried = plan.tune.settings if plan.tune else {}
+    own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
     for name, fields in own.items():
-        for field in sorted(fields & said.keys() - {"train.rounds"}):
-            raise ExperimentError(
-                f"plan: {field} is said by {said[field]} and by {name}, and one of them would be "
-                "lost: leave it out there"
-            )
-
-
-def _paths(field: str) -> set[str]:
-    """Returns the dotted path of an axis's field, if it is a shorthand, too."""
-    return {*leaves(expand(nested(_path(field), 0)))}
-
-
-def _own_fields(variant: Variant) -> set[str]:
-    """Returns the dotted fields that a method's own entry says."""
-    settings = {"method": {"settings": variant.settings}} if variant.settings else {}
-    return {*leaves(expand(variant.experiment)), *leaves(settings)}
+        for field, part in said.items():
+            if field != "train.rounds" and any(_meet(field, own_field) for own_field in fields):
+                raise ExperimentError(
+                    f"plan: {field} is said by {part} and by {name}, and one of them would be "
+                    "lost: leave it out there"
+                )
 
 
 def plan_on(plan: Plan, entry: Collection) -> Plan:
     """Returns the plan on one of its data sets alone."""
-    start = f"{entry.name}, "
-    methods = [
-        variant.model_copy(
-            update={
-                "tuned": {
-                    k.removeprefix(start): v
-                    for k, v in variant.tuned.items()
-                    if k.startswith(start)
-                }
-            }
-        )
-        for variant in plan.methods
-    ]
     base = merge(expand(plan.base), entry.experiment)
     if entry.hold_out:
         base.pop("hold_out", None)
@@ -643,7 +611,6 @@ def plan_on(plan: Plan, entry: Collection) -> Plan:
         "base": base,
         "hold_out": entry.hold_out or plan.hold_out or _each_in_turn(base),
         "domains": entry.domains or plan.domains,
-        "methods": tuple(methods),
     }
     return plan.model_copy(update=changes)
 
@@ -653,13 +620,9 @@ def _each_in_turn(base: Fields) -> Protocol | None:
     return None if base.get("hold_out") else "lodo"
 
 
-def _axes(plan: Plan) -> list[list[Point | None]]:
-    """Returns the axes between hold-outs and methods; None stands for the value in ``base``."""
-    shares: list[Point | None] = [
-        ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
-        for value in plan.heterogeneity
-    ]
-    clients: list[Point | None] = [
+def _axes(plan: Plan) -> dict[str, list[Point]]:
+    """Returns the values of the axes between hold-outs and methods, by what the plan calls each."""
+    clients: list[Point] = [
         (
             "clients",
             {"clients": {"number": number, "per_round": per_round}},
@@ -667,18 +630,19 @@ def _axes(plan: Plan) -> list[list[Point | None]]:
         )
         for number, per_round in plan.clients
     ]
-    further: list[list[Point | None]] = [
-        [setting_point(field, value) for value in values] for field, values in plan.settings.items()
-    ]
-    return [shares or [None], clients or [None], *further]
+    shares = [setting_point("heterogeneity", value) for value in plan.heterogeneity]
+    axes = {"heterogeneity": shares, "clients": clients}
+    for field, values in plan.settings.items():
+        axes[f"settings {field}"] = [setting_point(field, value) for value in values]
+    return {name: points for name, points in axes.items() if points}
 
 
 def _cell(
     plan: Plan,
+    of_data: Mapping[str, str],
+    scenario: tuple[HeldOut | None, str],
+    points: Sequence[Point],
     variant: Variant,
-    scenario: Any,
-    heading: str,
-    points: Sequence[Point | None],
     seed: int,
     known: dict[str, Sequence[int] | None],
 ) -> Cell:
@@ -688,16 +652,16 @@ def _cell(
     settings = {name: value for name, value in shared.items() if name in declared}
     method = {"name": variant.method, "settings": merge(settings, variant.settings)}
     fields["method"] = method
-    if scenario is not None:
-        fields["hold_out"] = expand({"hold_out": scenario})["hold_out"]
-    used = [point for point in points if point is not None]
-    for _, change, _ in used:
+    held_out, heading = scenario
+    if held_out is not None:
+        fields["hold_out"] = held_out
+    for _, change, _ in points:
         settings = change.get("method", {}).get("settings", {})
         if all(name in declared for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
-    fields = merge(fields, variant.tuned.get(heading, {}))
-    conditions = {name: text for name, _, text in used}
+    fields = merge(fields, variant.tuned.get(", ".join([*of_data.values(), heading]), {}))
+    conditions = {**of_data, **{name: text for name, _, text in points}}
     fields = {**fields, "seed": seed, "name": None}
     experiment = Experiment(**fields)
     if plan.budgets and not method_class(variant.method).one_round:
@@ -762,9 +726,11 @@ def _images_of_a_round(size: int, train: TrainSettings) -> int:
 
 
 def setting_point(field: str, value: object) -> Point:
-    """Returns the axis point for a dotted experiment field and a value."""
+    """Returns the axis point for a dotted experiment field, or ``method.SETTING``, and a value."""
+    name = field.removeprefix("method.")
+    path = field if name == field else f"method.settings.{name}"
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return field.removeprefix("method."), expand(nested(_path(field), value)), text
+    return name, expand(nested(path, value)), text
 
 
 def _check_fields(plan: Plan) -> None:
@@ -797,7 +763,7 @@ def _check_fields(plan: Plan) -> None:
             )
 
 
-def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
+def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
     """Returns the hold-outs with their column headings, which name the test domains."""
     base = expand(plan.base)
     data = base.get("data", {})
@@ -807,14 +773,14 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
             "plan: hold_out is said in the plan and in its base; leave it out of the base"
         )
     if not plan.hold_out:
-        hold_out = _written(expand({"hold_out": base.get("hold_out") or {}})["hold_out"], data)
-        return [(hold_out or None, _heading(hold_out))]
+        hold_out = _written(base.get("hold_out") or {}, data)
+        return [(hold_out if any(hold_out.values()) else None, _heading(hold_out))]
     if isinstance(plan.hold_out, str):
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
         domains = tuple(name for name in domains if name not in (data.get("leave_out") or ()))
-        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset, source))
+        listed: list[HeldOut] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
@@ -826,24 +792,16 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
-def _written(fields: Fields, data: Fields) -> Fields:
+def _written(fields: Fields, data: Fields) -> HeldOut:
     """Returns a hold-out with the names that the data set gives its domains."""
-    said = {
-        role: name if isinstance(name, list | tuple) else [name] if name else ()
-        for role, name in fields.items()
-    }
-    if not all(isinstance(name, str) for names in said.values() for name in names):
-        return fields  # which is an error where the experiment is read
+    with schema_faults(ExperimentError, "plan: hold_out: ", HoldOut.model_fields):
+        said = dict(HoldOut(**fields))
     source, root = str(data.get("source", "folder")), data.get("root")
     return as_written(said, source, root and Path(root), data.get("options") or {})
 
 
-def _heading(hold_out: Fields, with_val: bool = False) -> str:
-    domains = {
-        role: "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value or "")
-        for role, value in hold_out.items()
-    }
-    text, val = domains.get("test") or "as split", domains.get("val")
+def _heading(hold_out: HeldOut, with_val: bool = False) -> str:
+    text, val = "+".join(hold_out["test"]) or "as split", "+".join(hold_out["val"])
     return f"{text}{VALIDATED_ON}{val})" if with_val and val else text
 
 

@@ -19,7 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from feddg.clients.threads import (
     SHARE_OF_MEMORY,
@@ -29,7 +31,7 @@ from feddg.clients.threads import (
     training_memory,
 )
 from feddg.comparison.plan import Cell
-from feddg.errors import ExperimentError, FeddgError, in_words, need
+from feddg.errors import ExperimentError, FeddgError, in_words, need, schema_faults
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.federation.federation import build
@@ -39,6 +41,7 @@ from feddg.registry import Registry
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.processes import Child, child, death, end, with_parent
+from feddg.settings import Settings
 
 LOG_FOLDER = "logs"
 STOP_SECONDS = 60
@@ -180,24 +183,24 @@ class Launcher(ABC):
     Attributes:
         name: the name that selects it.
         summary: one line for listings.
-        options: the options it takes, with their meanings.
+        Settings: the class of its options.
+        settings: its options.
+
+    Raises:
+        ExperimentError: an option is unknown, or has a wrong value.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    options: ClassVar[Mapping[str, str]] = {}
+    Settings: ClassVar[type[Settings]] = Settings
 
     def __init__(
-        self, jobs: int, cache: Path, logs: Path, watcher: Watcher, options: Mapping[str, str]
+        self, jobs: int, cache: Path, logs: Path, watcher: Watcher, options: Mapping[str, Any]
     ) -> None:
         self.jobs, self.cache, self.logs, self.watcher = jobs, cache, logs, watcher
-        self.chosen = options
-        for option in options:
-            if option not in self.options:
-                names = ", ".join(self.options) or "none"
-                raise ExperimentError(
-                    f"launcher {self.name!r} has no option {option!r}; it has: {names}"
-                )
+        fields = self.Settings.model_fields
+        with schema_faults(ExperimentError, f"launcher {self.name!r}: ", fields):
+            self.settings: Any = self.Settings(**options)
 
     @abstractmethod
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
@@ -206,19 +209,6 @@ class Launcher(ABC):
         Yields:
             How each ended, in the order of ending.
         """
-
-    def number(self, option: str, default: int) -> int:
-        """Returns an option's whole number, 0 or above.
-
-        Raises:
-            ExperimentError: it is not such a number.
-        """
-        text = str(self.chosen.get(option, default))
-        if not text.isdecimal() or int(text) > 10**6:
-            raise ExperimentError(
-                f"launcher {self.name!r}, option {option!r}: a whole number, not {text!r}"
-            )
-        return int(text)
 
     def job(self, cell: Cell, threads: int, device: str | None = None) -> str:
         """Returns a cell as a line for :func:`answer_to`, which a worker on any machine can run."""
@@ -284,6 +274,16 @@ def answer_to(line: str, observer: Observer | None = None) -> dict[str, str]:
     return {"ended": "completed"}
 
 
+class LocalSettings(Settings):
+    """Options of the launcher ``local``."""
+
+    reuse: bool = Field(
+        False,
+        description="a process carries out several runs, which saves some seconds for each; "
+        "otherwise each run has its own, and its own peak memory",
+    )
+
+
 @register_launcher
 class LocalLauncher(Launcher):
     """Runs in processes of this machine, several at a time.
@@ -295,17 +295,10 @@ class LocalLauncher(Launcher):
 
     name = "local"
     summary = "processes on this machine"
-    options: ClassVar[dict[str, str]] = {
-        "reuse": "yes: a process carries out several runs, which saves some seconds for each; no, "
-        "if not said: each run has its own, and its own peak memory"
-    }
+    Settings = LocalSettings
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        reuse = self.chosen.get("reuse", "no")
-        if reuse not in ("yes", "no"):
-            raise ExperimentError(f"launcher 'local': reuse must be yes or no (got {reuse!r})")
-        self._reuse = reuse == "yes"
         self._threads, self._devices = threads_per_job(self.jobs), _devices()
         self._free = list(range(self.jobs))
         self._alive = dict[int, Child]()
@@ -329,7 +322,7 @@ class LocalLauncher(Launcher):
             if self._stopped:
                 return {"ended": "interrupted"}
             place = self._free.pop()
-            name = f"process{place + 1}" if self._reuse else cell.folder.name
+            name = f"process{place + 1}" if self.settings.reuse else cell.folder.name
             log_file = self.logs / f"{name}.log"
             try:
                 with log_file.open("a", encoding="utf-8") as log_to:
@@ -349,7 +342,7 @@ class LocalLauncher(Launcher):
         if answer is None:
             reason = f"{death(process.wait())}; see {log_file}"
             answer = {"ended": "failed", "error": reason}
-        if answer["ended"] != "completed" or not self._reuse:
+        if answer["ended"] != "completed" or not self.settings.reuse:
             end([process], STOP_SECONDS)
             del self._alive[place]
             if log_file.stat().st_size == 0:
@@ -463,6 +456,19 @@ class _Job:
         return DelayedSubmission(self, line)
 
 
+class SlurmSettings(Settings):
+    """Options of the launcher ``slurm``."""
+
+    partition: str | None = Field(None, description="Slurm's partition")
+    minutes: int = Field(1440, ge=1, description="limit of a job; its run goes on in another")
+    cpus: int = Field(1, ge=1, description="cores of a run")
+    memory_gb: int = Field(8, ge=1, description="memory of a run")
+    gpus: int = Field(0, ge=0, description="GPUs of a run")
+    cluster: Literal["slurm", "local"] = Field(
+        "slurm", description="local runs the same jobs on this machine, to try it"
+    )
+
+
 @register_launcher
 class SlurmLauncher(Launcher):
     """Runs as jobs of a Slurm array, at most ``jobs`` at a time.
@@ -475,25 +481,18 @@ class SlurmLauncher(Launcher):
 
     name = "slurm"
     summary = "jobs of a Slurm cluster"
-    options: ClassVar[dict[str, str]] = {
-        "partition": "Slurm's partition",
-        "minutes": "limit of a job; its run goes on in another; 1440 if not said",
-        "cpus": "cores of a run; 1 if not said",
-        "memory_gb": "memory of a run; 8 if not said",
-        "gpus": "GPUs of a run; none if not said",
-        "cluster": "slurm; local runs the same jobs on this machine, to try it",
-    }
+    Settings = SlurmSettings
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
         need("slurm", "the launcher 'slurm'")
         import submitit
 
-        cpus, cluster = self.number("cpus", 1), self.chosen.get("cluster", "slurm")
+        asked: SlurmSettings = self.settings
         try:
             executor = submitit.AutoExecutor(
                 self.logs / "jobs",
-                cluster=cluster,
+                cluster=asked.cluster,
                 slurm_max_num_timeout=MOST_LIMITS,
                 local_max_num_timeout=MOST_LIMITS,
             )
@@ -501,23 +500,23 @@ class SlurmLauncher(Launcher):
             raise ExperimentError(f"launcher 'slurm': {error}") from None
         executor.update_parameters(
             name="feddg",
-            timeout_min=self.number("minutes", 1440),
-            cpus_per_task=cpus,
-            mem_gb=self.number("memory_gb", 8),
-            gpus_per_node=self.number("gpus", 0) or None,
+            timeout_min=asked.minutes,
+            cpus_per_task=asked.cpus,
+            mem_gb=asked.memory_gb,
+            gpus_per_node=asked.gpus or None,
         )
-        if cluster == "slurm":
-            executor.update_parameters(slurm_array_parallelism=max(1, self.jobs))
-            if "partition" in self.chosen:
-                executor.update_parameters(slurm_partition=self.chosen["partition"])
+        if asked.cluster == "slurm":
+            executor.update_parameters(slurm_array_parallelism=self.jobs)
+            if asked.partition is not None:
+                executor.update_parameters(slurm_partition=asked.partition)
         # The local executor has no queue: it is given as many as may go at once.
-        at_once = len(cells) if cluster == "slurm" else max(1, self.jobs)
+        at_once = len(cells) if asked.cluster == "slurm" else self.jobs
         waiting, going = list(cells), list[tuple[Any, Cell]]()
         try:
             while waiting or going:
                 started, waiting = waiting[: at_once - len(going)], waiting[at_once - len(going) :]
                 if started:
-                    lines = [self.job(cell, cpus) for cell in started]
+                    lines = [self.job(cell, asked.cpus) for cell in started]
                     going += zip(executor.map_array(_Job(), lines), started)
                 done = [(job, cell) for job, cell in going if job.done()]
                 for job, cell in done:

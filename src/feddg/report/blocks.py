@@ -2,11 +2,11 @@
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -15,7 +15,6 @@ from PIL import Image, UnidentifiedImageError, features
 from feddg.data.images import FORMATS
 from feddg.errors import RunError
 from feddg.storage import file_faults, open_file, replace_text
-from feddg.text import number
 
 SMALL_ENOUGH = 100_000
 WIDEST = 1600
@@ -72,43 +71,6 @@ class Table(Block):
     rows: Sequence[Sequence[Cell]]
     caption: str = ""
     grouped: bool = False
-
-
-T = TypeVar("T")
-MadeColumn = tuple[Column, Callable[[T], Cell | str | float | None]]
-"""A column, and the function that gives its cell for a row's object."""
-
-
-def column(
-    heading: str, cell: Callable[[T], Cell | str | float | None], note: str = ""
-) -> MadeColumn[T]:
-    """Returns a column of numbers; cells that are not text are formatted by ``number``."""
-    return Column(heading, note), cell
-
-
-def text_column(
-    heading: str, cell: Callable[[T], Cell | str | float | None], note: str = ""
-) -> MadeColumn[T]:
-    """Returns a column of text."""
-    return Column(heading, note, numeric=False), cell
-
-
-def table_of(
-    things: Iterable[T],
-    columns: Sequence[MadeColumn[T]],
-    caption: str = "",
-    *,
-    grouped: bool = False,
-) -> Table:
-    """Returns a table with one row per object."""
-    rows = [[_cell(made(thing)) for _, made in columns] for thing in things]
-    return Table([heading for heading, _ in columns], rows, caption, grouped)
-
-
-def _cell(content: Cell | str | float | None) -> Cell:
-    if isinstance(content, Cell):
-        return content
-    return Cell(content if isinstance(content, str) else number(content))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feddg.comparison.results import Results
 from feddg.comparison.results_file import HELD_OUT
-from feddg.comparison.statistics import Accuracies, Interval, Margin, by_seed, ranks, spread
+from feddg.comparison.statistics import Interval, Margin, by_seed, spread
 from feddg.methods.base import METHODS
 from feddg.records import (
     EMA,
@@ -28,7 +28,7 @@ from feddg.records import (
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, sentence, spelled
 from feddg.runs.reading import Run
-from feddg.runs.table import FINAL, NumberTable, SelectionRule
+from feddg.runs.table import FINAL, NumberTable
 from feddg.settings import grouped
 from feddg.text import readable, shortened
 
@@ -42,7 +42,7 @@ white. They can be told apart by colour-blind readers (a test computes it).
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
-DARK, MIDDLE, LIGHT = "#0b5c66", "#2b8a94", "#9fc9cd"
+DARK, MIDDLE = "#0b5c66", "#2b8a94"
 MANY_CLASSES = 40
 WIDE_RANGE = 20
 
@@ -516,43 +516,6 @@ def _mean_curve(
     return points
 
 
-def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Chart | None:
-    """Returns every method's rank in each column and seed, and its mean; None for one method."""
-    ranked = {name: list(places.values()) for name, places in ranks(accuracies).items()}
-    pairs = len(next(iter(ranked.values()), ()))
-    if len(ranked) < 2 or not pairs:
-        return None
-    means = {name: float(np.mean(places)) for name, places in ranked.items()}
-    order = sorted(means, key=lambda name: means[name])
-    counted = [
-        (row, name, float(place), int(count))
-        for row, name in enumerate(order)
-        for place, count in zip(*np.unique(ranked[name], return_counts=True))
-    ]
-    sizes = [6 + 22 * math.sqrt(count / pairs) for _, _, _, count in counted]
-    dots = markers_of(
-        [(place, row) for row, _, place, _ in counted],
-        {"size": sizes, "color": LIGHT, "line": {"width": 0}},
-        "%{text}<extra></extra>",
-        text=[
-            f"{label_of(spelled(name))}: rank {place:g} in {count} of {pairs}"
-            for _, name, place, count in counted
-        ],
-    )
-    mean = markers_of(
-        [(means[name], row) for row, name in enumerate(order)],
-        {"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": DARK}},
-        "mean rank %{x:.2f}<extra></extra>",
-        mode="markers+text",
-        text=[f"{means[name]:.1f}" for name in order],
-        textposition="top center",
-        cliponaxis=False,
-    )
-    caption = sentence("rank_plot", when=rule.when, pairs=pairs)
-    x = axis("rank (1 is best)", dtick=1, range=[0.5, len(order) + 0.5])
-    return _rows_chart([dots, mean], order, caption, x, 44, (0.4, 0.7), hovermode="closest")
-
-
 def margin_plot(results: Results, base: str) -> Chart | None:
     """Returns each method's margin over ``base`` with its confidence interval over domains."""
     rule = results.default_rule
@@ -566,7 +529,10 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     dots = _intervals(reaches, {"size": 10, "color": colours}, "#6f7f8f")
     caption = sentence("margin_plot", when=rule.when, base=spelled(base))
     x = axis(f"points above {spelled(base)}")
-    return _rows_chart([dots], order, caption, x, 36, (0.5, 0.5), shapes=[marker_line(0)])
+    y = names_axis([spelled(m) for m in order], showgrid=False, range=[len(order) - 0.5, -0.5])
+    shapes = [marker_line(0)]
+    height = 120 + 36 * len(order)
+    return chart_of([dots], height, caption, showlegend=False, xaxis=x, yaxis=y, shapes=shapes)
 
 
 def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Chart:
@@ -620,18 +586,3 @@ def _intervals(
         "%{x:+.1f} points<extra></extra>",
         error_x={"type": "data", "array": array, "thickness": 2, "color": colour},
     )
-
-
-def _rows_chart(
-    traces: Sequence[Trace],
-    methods: Sequence[str],
-    caption: str,
-    x: Axis,
-    each: int,
-    margins: tuple[float, float],
-    **layout: Any,
-) -> Chart:
-    """Returns a chart with a row for each method, ``each`` pixels high; margins below and above."""
-    names, ends = [spelled(name) for name in methods], [len(methods) - margins[0], -margins[1]]
-    layout |= {"xaxis": x, "yaxis": names_axis(names, showgrid=False, range=ends)}
-    return chart_of(traces, 120 + each * len(methods), caption, showlegend=False, **layout)

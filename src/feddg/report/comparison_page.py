@@ -1,4 +1,4 @@
-"""The page of a comparison: tables of means, margins and ranks, and curves of many runs."""
+"""The page of a comparison: tables of means and margins, and curves of many runs."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,7 +71,6 @@ def comparison_page(results: Results) -> Page:
             "Margins and ranks",
             margins,
             charts.margin_plot(results, base) if margins and is_fit else None,
-            charts.rank_plot(accuracies, rule) if margins and is_fit else None,
             folded=not is_fit,
         ),
         _forest_section(results, base),

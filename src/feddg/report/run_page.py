@@ -1,6 +1,5 @@
 """The page of one run, section by section."""
 
-import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
@@ -17,9 +15,7 @@ from feddg.evaluation.calibration import Estimate
 from feddg.evaluation.intervals import ShareInterval
 from feddg.experiment import (
     Experiment,
-    command_words,
     expand,
-    fewest_fields,
     load_experiment,
     read_fields,
 )
@@ -75,9 +71,7 @@ from feddg.runs.reading import (
     MISTAKE,
     Run,
     flatten,
-    is_run,
     read_adapted,
-    read_run,
 )
 from feddg.runs.summary import summarize
 from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
@@ -213,24 +207,9 @@ def result_sentence(run: Run) -> str:
     )
 
 
-REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
-"""Methods that runs are compared with, and what they stand for."""
-FEW_SITES: Final = 5
-FAR_BELOW, SCARCE = 0.2, 0.5
-"""A class's recall is low this far below the mean; it is rare below this share of mean images."""
-
-
 def verdict(run: Run) -> list[tuple[str, str]]:
-    """The findings about a run in plain words: questions with known answers.
-
-    Whether the federation was worth it, if the reference lines were run beside it; what to expect
-    at a new site; the worst class; what would help most.
-    """
+    """What to expect at a new site, and the worst class: words before each sentence about a run."""
     rows: list[tuple[str, str]] = []
-    accuracy = run.accuracy
-    lines = [(REFERENCES[m], v) for m, v in reference_lines(run).items()]
-    if accuracy is not None and lines:
-        rows.append(("Worth it?", sentence("worth", accuracy=accuracy, others=lines)))
     expected = new_site(run)
     if expected is not None:
         rows.append(("At a new site", str(expected)))
@@ -241,90 +220,30 @@ def verdict(run: Run) -> list[tuple[str, str]]:
             text += f"{counted(row.images, 'image')} without labels show the model's classes."
             rows.append((f"At {readable(row.site)}", text))
     worst = _worst_class(run)
-    if worst is not None:
-        rows.append(("Worst class", worst.text))
-    if rows and not {diagnostic.code for diagnostic in about_result(run)} & LEARNED_NOTHING:
-        help = _what_helps(run, worst, len(expected.accuracies) if expected else 0)
-        rows.append(("What would help most", help))
-    return rows
+    return [*rows, ("Worst class", worst)] if worst else rows
 
 
-def reference_lines(run: Run) -> dict[str, float]:
-    """Accuracy on held-out test images of the reference lines in the same folder, by method.
-
-    Only from runs with the same images, sites, model, rounds and seed.
-    """
-    accuracies = {}
-    for method in REFERENCES:
-        for folder in sorted(run.folder.parent.glob(f"{method}-*")):
-            if method == run.method or not is_run(folder):
-                continue
-            other = read_run(folder)
-            value = other.accuracy
-            if value is not None and other.status == "completed" and _alike(run, other):
-                accuracies[method] = value
-    return accuracies
-
-
-_SAME = re.compile(
-    r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
-)
-"""Settings that runs must share to be compared."""
-
-
-def _alike(run: Run, other: Run) -> bool:
-    differ = differing([flatten(run.settings), flatten(other.settings)])
-    return not any(map(_SAME.match, differ))
-
-
-class _WorstClass(NamedTuple):
-    """The class with the lowest recall on held-out test images.
-
-    Attributes:
-        number: its index among the classes.
-        behind: how far its recall is below the mean of all.
-        text: a sentence about it.
-    """
-
-    number: int
-    behind: float
-    text: str
-
-
-def _worst_class(run: Run) -> _WorstClass | None:
-    """The worst of the classes with enough images; None if they are alike, or not counted."""
+def _worst_class(run: Run) -> str:
+    """The class of least recall on held-out test images, of those with enough; empty if unknown."""
     classes = _class_names(run)
     tables = [row.confusion for row in run.result.where(split=TEST, metric="accuracy")]
     if not classes or not tables or None in tables:
-        return None
+        return ""
     counts = np.sum([np.array(table, float) for table in tables], axis=0)
     support = counts.sum(1)
     enough = np.flatnonzero(support >= FEW)
     if len(enough) < 2:
-        return None
+        return ""
     recall = np.diagonal(counts)[enough] / support[enough]
     index = int(enough[recall.argmin()])
     others = np.where(np.arange(len(counts)) == index, 0, counts[index])
-    text = sentence(
+    return sentence(
         "worst_class",
         name=classes[index],
         recall=float(recall.min()),
         images=int(support[index]),
         taken_for=classes[int(others.argmax())] if others.any() else "",
     )
-    return _WorstClass(index, float(recall.mean() - recall.min()), text)
-
-
-def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
-    """What would help most: images of a rare class, more sites, or labels at the new site."""
-    counts = [client.classes for client in run.clients.clients] if run.clients else []
-    images = [sum(of_class) for of_class in zip(*counts)]
-    if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
-        count, total = images[worst.number], sum(images)
-        if count < SCARCE * total / len(images):
-            name = _class_names(run)[worst.number]
-            return sentence("more_images", name=name, own=count, total=total)
-    return sentence("more_sites" if 0 < sites < FEW_SITES else "label_images", sites=sites)
 
 
 def _status_text(run: Run) -> str:
@@ -664,8 +583,10 @@ def _groups_table(run: Run, setup: SetupRow) -> Table | None:
 
 Step = tuple[str, str]
 """A reason and its command."""
-NOT_OF_COMPARE = ("clients.number", "clients.heterogeneity", "precision", "device")
-"""Fields for which ``feddg compare`` has no flag, or a flag that takes several values."""
+ANOTHER_SEED: Final = (
+    "One run cannot tell a difference from chance. Repeat it with other seeds, and with other "
+    "methods (--method); `feddg report` shows several runs beside each other:"
+)
 TRAIN_LONGER: Final = "Accuracy was still rising at the end: train twice as long:"
 
 
@@ -682,24 +603,26 @@ def run_steps(run: Run) -> Section | None:
 
 def _steps(run: Run) -> Iterator[Step]:
     # A rate that failed would fail again.
-    again = run.status == "failed" and DIVERGED in {notice.code for notice in about_run(run)}
-    if run.status not in ("completed", "damaged") and not again:
+    diverged = run.status == "failed" and DIVERGED in {notice.code for notice in about_run(run)}
+    if run.status not in ("completed", "damaged") and not diverged:
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:
         experiment = load_experiment(run.folder / EXPERIMENT)
     except FeddgError:
         return  # of another version, or of a package that is not here: it cannot be changed
     codes = {diagnostic.code for diagnostic in about_result(run)}
-    if again:
+    if diverged:
         lower = f"{lower_rate(run):g}"
         yield from _again(run, "A lower learning rate may help:", "--lr", lower)
     elif codes & LEARNED_NOTHING:
-        yield from _after_nothing(run, experiment)
+        for cause in causes_of_failure(run):
+            if cause.flags:
+                yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
     elif STILL_RISING in codes:
         yield from _again(run, TRAIN_LONGER, "--rounds", str(2 * experiment.train.rounds))
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
-            yield _in_comparison(experiment)
+            yield from _again(run, ANOTHER_SEED, "--seed", str(experiment.seed + 1))
         if not read_adapted(run.folder):
             yield (
                 "See what adapting to the unseen domain at test time changes:",
@@ -716,37 +639,3 @@ def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
         fields["method"] = {}  # the other one's settings are not for it, and nobody asked for them
     if not (out / Experiment(**merge(fields, expand(change))).label).exists():
         yield why, command("run", str(file), *flags, "--out", str(out))
-
-
-def _in_comparison(experiment: Experiment) -> Step:
-    """The command to compare with FedAvg over seeds, with presets and the run's settings."""
-    fewest = fewest_fields(experiment)
-    fields = {k: v for k, v in fewest.items() if k not in ("method", "name", "seed")}
-    if settings := fewest["method"].get("settings"):
-        fields["method"] = {"settings": settings}
-    methods = dict.fromkeys(["fedavg", experiment.method.name])
-    first = experiment.seed
-    seeds = ",".join(str(seed) for seed in range(first, first + 3)) if first else "3"
-    beside = " beside the plain average of clients" if len(methods) > 1 else ""
-    return (
-        "One run cannot tell a difference from chance. Repeat it with other seeds" + beside + ":",
-        command(
-            "compare",
-            *("--methods", ",".join(methods)),
-            *command_words(fields, NOT_OF_COMPARE),
-            *("--seeds", seeds),
-        ),
-    )
-
-
-def _after_nothing(run: Run, experiment: Experiment) -> Iterator[Step]:
-    if experiment.data.source == "folder" and experiment.data.root:
-        fields, parts = fewest_fields(experiment), ("data", "hold_out", "clients", "seed")
-        looked_at = {part: value for part, value in fields.items() if part in parts}
-        yield (
-            "Look at the images first, and at what is odd about them and their labels:",
-            command("data", "inspect", *command_words(looked_at)),
-        )
-    for cause in causes_of_failure(run):
-        if cause.flags:
-            yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)

@@ -27,14 +27,10 @@ from feddg.report.blocks import (
     Cell,
     Column,
     Fold,
-    MadeColumn,
     Page,
     Prose,
     Section,
     Table,
-    column,
-    table_of,
-    text_column,
 )
 from feddg.report.text import (
     AGGREGATE_WORDS,
@@ -66,7 +62,8 @@ MEANING = (
     f"{MARK.strip()} In at least one run the model is {IN_WORDS[MAJORITY]}: by images or by the "
     "mean over classes, the difference is within chance. Such a number says nothing about a method."
 )
-MethodColumn = MadeColumn[str]
+MethodColumn = tuple[Column, Callable[[str], Cell | str]]
+"""A column, and what it has for a method's label."""
 SEEN_FROM = 0.03
 """A difference that a table should be able to show: where it cannot, it says so."""
 MOST_DOMAINS = 6
@@ -88,7 +85,13 @@ def by_method(
         caption: the table's caption.
         named: how a label is shown.
     """
-    return table_of(methods, [text_column("Method", named), *columns], caption)
+    rows = [[Cell(named(method)), *(_cell(of(method)) for _, of in columns)] for method in methods]
+    heads = [Column("Method", numeric=False), *(column for column, _ in columns)]
+    return Table(heads, rows, caption)
+
+
+def _cell(content: Cell | str) -> Cell:
+    return content if isinstance(content, Cell) else Cell(content)
 
 
 def accuracy_columns(
@@ -117,7 +120,7 @@ def accuracy_columns(
             one = spreads.get(method)
             return Cell(spread_text(one), strong=is_fit and one is not None and one.mean == best)
 
-        return column(heading, accuracy)
+        return Column(heading), accuracy
 
     groups = column_groups(results) if groups is None else groups
     return [accuracy_column(heading, columns) for heading, columns in groups.items()]
@@ -157,7 +160,7 @@ def accuracy_table(
     )
     for metric, heading, below in () if brief else beside:
         if means := results.values(rule, metric, split):
-            columns.append(column(heading, partial(mean_percent, means), below))
+            columns.append((Column(heading, below), partial(mean_percent, means)))
     caption = sentence(
         "accuracy_caption",
         split=split_heading(split).lower(),
@@ -272,7 +275,8 @@ def margin_table(
     def of_margin(
         heading: str, shown: Callable[[Margin], Cell | str], note: str = ""
     ) -> MethodColumn:
-        return column(heading, lambda m: shown(margins[m]) if m in margins else MISSING, note)
+        head = Column(heading, note)
+        return head, lambda m: shown(margins[m]) if m in margins else MISSING
 
     def other(method: str) -> str:
         return named(margins[method].other) if method in margins else MISSING
@@ -283,8 +287,8 @@ def margin_table(
 
     note = "95 % interval"
     columns: list[MethodColumn] = [
-        *([] if base else [text_column("Best other method", other)]),
-        column(f"Minus {spelled(base)}" if base else "Margin", difference, "points"),
+        *([] if base else [(Column("Best other method", numeric=False), other)]),
+        (Column(f"Minus {spelled(base)}" if base else "Margin", "points"), difference),
         of_margin("Over domains", lambda margin: interval_text(margin.domains, "domain"), note),
         *([of_margin("Over data sets", over_data_sets, note)] if results.collections else []),
         of_margin("Over seeds", lambda margin: interval_text(margin.seeds, "seed"), note),
@@ -298,7 +302,7 @@ def margin_table(
             of_margin("Detectable", detectable_text, "points"),
             of_margin("Domains", lambda margin: str(margin.domains.count)),
             of_margin("Seeds", lambda margin: str(margin.seeds.count)),
-            column("Mean rank", mean_rank),
+            (Column("Mean rank"), mean_rank),
         ]
     caption = sentence("margins_caption", when=rule.when, base=base, brief=brief, few=LEAST)
     return by_method(accuracies, columns, f"{caption} {unseen(margins.values())}".strip(), named)

@@ -13,7 +13,7 @@ import numpy
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
-from feddg.experiment import Experiment, fewest_fields
+from feddg.experiment import Experiment
 from feddg.methods.domains import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
 from feddg.runs.reading import Run, read_run
@@ -500,9 +500,8 @@ class Cause(NamedTuple):
 def usual_rate(run: Run) -> float | None:
     """Returns the learning rate of the presets; None if unknown."""
     try:
-        fields = fewest_fields(Experiment(**run.settings))
-        train = {k: v for k, v in fields.get("train", {}).items() if k != "lr"}
-        return Experiment(**{**fields, "train": train}).train.lr
+        train = {k: v for k, v in (run.settings.get("train") or {}).items() if k != "lr"}
+        return Experiment(**{**run.settings, "train": train}).train.lr
     except FeddgError:
         return None  # another version's, or of a package that is not here
 
