@@ -19,6 +19,7 @@ from feddg.report.blocks import Code, Prose, Table
 from feddg.report.run_page import (
     left_out_section,
     metrics_section,
+    reference_lines,
     run_page,
     run_steps,
     verdict,
@@ -26,7 +27,7 @@ from feddg.report.run_page import (
 from feddg.runs.diagnostics import about_divergence
 from feddg.runs.reading import read_run
 from feddg.settings import leaves
-from feddg.text import MISSING, percent, percent_sign
+from feddg.text import MISSING, number, percent, percent_sign
 from run_folders import FolderMaker
 
 
@@ -231,26 +232,62 @@ def test_after_too_large_a_rate_a_smaller_one_is_proposed(tmp_path, parsed, fail
 class Counted(FolderMaker):
     """A run of which single classes are counted."""
 
+    held: ClassVar = [60, 60, 60]
+
     def confusion(self):
         return [[70, 20, 10], [5, 90, 5], [10, 60, 30]]  # of the third 30 % are recognised
+
+    def client_table(self):
+        table = super().client_table()
+        rows = [row.model_copy(update={"classes": self.held}) for row in table.clients]
+        return table.model_copy(update={"clients": rows})
 
 
 def test_the_top_says_what_is_known_in_plain_words(tmp_path):
     run = read_run(Counted(tmp_path / "pardon-run").write())
     answers = dict(verdict(run))
-    assert list(answers) == ["At a new site", "Worst class"]
+    assert list(answers) == ["At a new site", "Worst class", "What would help most"]
     assert answers["At a new site"] == str(new_site(run))
     assert answers["At a new site"].endswith("one site says nothing of another.")
     worst = f"horse: {percent_sign(0.3)} of 100 images recognised, mostly taken for elephant."
     assert answers["Worst class"] == worst
+    assert answers["What would help most"].startswith("More sites: 1 site cannot show")
+    assert "--choose 50" in answers["What would help most"]
     first = run_page(run).opening[0]
     assert dict(first.answers) == answers
 
 
-def test_each_held_out_domain_is_a_site_by_which_a_new_one_is_judged(tmp_path):
+def test_a_class_that_few_training_images_show_is_what_helps_most(tmp_path):
+    maker = Counted(tmp_path / "run")
+    maker.held = [60, 60, 6]
+    helps = dict(verdict(read_run(maker.write())))["What would help most"]
+    assert helps == f"More images of horse: 60 of {number(1260)} training images show it."
+
+
+def test_with_sites_enough_labels_at_the_new_one_help_most(tmp_path):
     maker = Counted(tmp_path / "run", test=[f"site {number}" for number in range(6)])
     answers = dict(verdict(read_run(maker.write())))
     assert "judging by 6 sites" in answers["At a new site"]
+    assert answers["What would help most"].startswith("Labels for 50 images at the new site")
+
+
+def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):
+    folder = Counted(tmp_path / "pardon-run").write()
+    assert reference_lines(read_run(folder)) == {}
+    for method, gain in (("local", -0.2), ("centralised", 0.1)):
+        FolderMaker(tmp_path / f"{method}-run", method=method, gain=gain).write()
+    FolderMaker(tmp_path / "local-other-seed", method="local", seed=1).write()
+    FolderMaker(tmp_path / "local-unfinished", method="local", rounds=3, status=None).write()
+    run = read_run(folder)
+    lines = reference_lines(run)
+    assert list(lines) == ["local", "centralised"]
+    for method, accuracy in lines.items():
+        assert accuracy == read_run(tmp_path / f"{method}-run").accuracy
+    assert lines["local"] < run.accuracy < lines["centralised"]
+    together, alone, one = map(percent_sign, (run.accuracy, *lines.values()))
+    assert dict(verdict(run))["Worth it?"] == (
+        f"Together {together}, each site alone {alone} and all images in one place {one}."
+    )
 
 
 def test_a_run_that_was_not_measured_has_no_verdict(tmp_path):

@@ -1,5 +1,6 @@
 """The page of one run, section by section."""
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
@@ -71,7 +73,9 @@ from feddg.runs.reading import (
     MISTAKE,
     Run,
     flatten,
+    is_run,
     read_adapted,
+    read_run,
 )
 from feddg.runs.summary import summarize
 from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
@@ -207,9 +211,24 @@ def result_sentence(run: Run) -> str:
     )
 
 
+REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
+"""Methods that runs are compared with, and what they stand for."""
+FEW_SITES: Final = 5
+FAR_BELOW, SCARCE = 0.2, 0.5
+"""A class's recall is low this far below the mean; it is rare below this share of mean images."""
+
+
 def verdict(run: Run) -> list[tuple[str, str]]:
-    """What to expect at a new site, and the worst class: words before each sentence about a run."""
+    """The findings about a run in plain words: questions with known answers.
+
+    Whether the federation was worth it, if the reference lines were run beside it; what to expect
+    at a new site; the worst class; what would help most.
+    """
     rows: list[tuple[str, str]] = []
+    accuracy = run.accuracy
+    lines = [(REFERENCES[m], v) for m, v in reference_lines(run).items()]
+    if accuracy is not None and lines:
+        rows.append(("Worth it?", sentence("worth", accuracy=accuracy, others=lines)))
     expected = new_site(run)
     if expected is not None:
         rows.append(("At a new site", str(expected)))
@@ -220,30 +239,90 @@ def verdict(run: Run) -> list[tuple[str, str]]:
             text += f"{counted(row.images, 'image')} without labels show the model's classes."
             rows.append((f"At {readable(row.site)}", text))
     worst = _worst_class(run)
-    return [*rows, ("Worst class", worst)] if worst else rows
+    if worst is not None:
+        rows.append(("Worst class", worst.text))
+    if rows and not {diagnostic.code for diagnostic in about_result(run)} & LEARNED_NOTHING:
+        help = _what_helps(run, worst, len(expected.accuracies) if expected else 0)
+        rows.append(("What would help most", help))
+    return rows
 
 
-def _worst_class(run: Run) -> str:
-    """The class of least recall on held-out test images, of those with enough; empty if unknown."""
+def reference_lines(run: Run) -> dict[str, float]:
+    """Accuracy on held-out test images of the reference lines in the same folder, by method.
+
+    Only from runs with the same images, sites, model, rounds and seed.
+    """
+    accuracies = {}
+    for method in REFERENCES:
+        for folder in sorted(run.folder.parent.glob(f"{method}-*")):
+            if method == run.method or not is_run(folder):
+                continue
+            other = read_run(folder)
+            value = other.accuracy
+            if value is not None and other.status == "completed" and _alike(run, other):
+                accuracies[method] = value
+    return accuracies
+
+
+_SAME = re.compile(
+    r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
+)
+"""Settings that runs must share to be compared."""
+
+
+def _alike(run: Run, other: Run) -> bool:
+    differ = differing([flatten(run.settings), flatten(other.settings)])
+    return not any(map(_SAME.match, differ))
+
+
+class _WorstClass(NamedTuple):
+    """The class with the lowest recall on held-out test images.
+
+    Attributes:
+        number: its index among the classes.
+        behind: how far its recall is below the mean of all.
+        text: a sentence about it.
+    """
+
+    number: int
+    behind: float
+    text: str
+
+
+def _worst_class(run: Run) -> _WorstClass | None:
+    """The worst of the classes with enough images; None if they are alike, or not counted."""
     classes = _class_names(run)
     tables = [row.confusion for row in run.result.where(split=TEST, metric="accuracy")]
     if not classes or not tables or None in tables:
-        return ""
+        return None
     counts = np.sum([np.array(table, float) for table in tables], axis=0)
     support = counts.sum(1)
     enough = np.flatnonzero(support >= FEW)
     if len(enough) < 2:
-        return ""
+        return None
     recall = np.diagonal(counts)[enough] / support[enough]
     index = int(enough[recall.argmin()])
     others = np.where(np.arange(len(counts)) == index, 0, counts[index])
-    return sentence(
+    text = sentence(
         "worst_class",
         name=classes[index],
         recall=float(recall.min()),
         images=int(support[index]),
         taken_for=classes[int(others.argmax())] if others.any() else "",
     )
+    return _WorstClass(index, float(recall.mean() - recall.min()), text)
+
+
+def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
+    """What would help most: images of a rare class, more sites, or labels at the new site."""
+    counts = [client.classes for client in run.clients.clients] if run.clients else []
+    images = [sum(of_class) for of_class in zip(*counts)]
+    if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
+        count, total = images[worst.number], sum(images)
+        if count < SCARCE * total / len(images):
+            name = _class_names(run)[worst.number]
+            return sentence("more_images", name=name, own=count, total=total)
+    return sentence("more_sites" if 0 < sites < FEW_SITES else "label_images", sites=sites)
 
 
 def _status_text(run: Run) -> str:
