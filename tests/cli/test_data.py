@@ -223,7 +223,7 @@ def test_inspect_lists_bad_files_and_clients(feddg, image_folder, tmp_path):
     assert feddg("data", "inspect", "--root", image_folder, "--json", *held)[0] == 1
 
 
-def test_inspect_shows_what_is_odd(feddg, image_folder):
+def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder):
     for number in range(3):
         values = np.full((30, 40), 100 + number, np.uint16)
         values[0, 0] = 2**11 - 1
@@ -234,6 +234,12 @@ def test_inspect_shows_what_is_odd(feddg, image_folder):
     code, shown, _ = feddg(*command, "--json")
     assert code == 1  # a copy of an image that trains is among those that measure
     found = json.loads(shown)
+    blue, red = found["stored"]["blue"], found["stored"]["red"]
+    assert (blue["smallest"], blue["largest"]) == ([20, 24], [40, 30])
+    assert blue["modes"] == {"RGB": 9, "I;16": 3}
+    assert (blue["bits"], blue["high"], blue["files"]) == (11, 2**11 - 1, 12)
+    assert red["modes"] == {"RGB": 8}
+    assert (red["bits"], red["low"], red["high"]) == (8, 30, 255)
     assert found["ignored"] == {".svs": 1}
     texts = [one["text"] for one in found["diagnostics"]]
     errors = [one["text"] for one in found["diagnostics"] if one["severity"] == "error"]
@@ -243,5 +249,5 @@ def test_inspect_shows_what_is_odd(feddg, image_folder):
     )
     code, shown, _ = feddg(*command)
     assert code == 1
-    for words in ("uses 11 bits", "warning:", "OpenSlide"):
+    for words in ("how they are stored", "20 x 24", "40 x 30", "warning:", "OpenSlide"):
         assert words in shown

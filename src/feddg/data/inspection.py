@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+from PIL import UnidentifiedImageError
 
 from feddg.data.decoding import (
     AS_IT_IS,
@@ -36,6 +37,7 @@ from feddg.data.images import (
     ImageTable,
     composed,
     is_dicom,
+    open_image,
     plain_name,
 )
 from feddg.data.pixels import PixelStore, open_pixels
@@ -466,8 +468,8 @@ def inspect(table: ImageTable) -> dict[str, object]:
 
     Returns:
         ``root``; ``images``, ``domains`` and ``classes`` (how many, and the names in order);
-        ``counts`` and ``totals`` (images per domain and class, and per domain); and ``split``
-        (images per split of the benchmark, if it has one).
+        ``counts`` and ``totals`` (images per domain and class, and per domain);
+        and ``split`` (images per split of the benchmark, if it has one).
     """
     counts = table.counts()
     return {
@@ -657,3 +659,82 @@ def is_readable(path: Path) -> bool:
 def _half_transparent(alpha: np.ndarray) -> bool:
     most = 255 if alpha.dtype == np.uint8 else 2**16 - 1
     return bool(((alpha > 0) & (alpha < most)).mean() > _SEE_THROUGH)
+
+
+def stored_images(table: ImageTable) -> dict[str, dict[str, object]]:
+    """Reads the header of every file, and the values of up to ``SAMPLE`` files of each domain.
+
+    Args:
+        table: all images; rendered ones are skipped.
+
+    Returns:
+        By domain: ``files`` (how many, including unusable ones); width and height of the image with
+        the fewest pixels (``smallest``, (0, 0) if none opens), of the median one (``middle``) and
+        of the one with the most (``largest``); ``modes`` (files of each kind, such as ``RGB`` or
+        ``uint16 x 4``); and of the sample ``bits`` (the depth that values use), ``low``, ``high``
+        and ``mean`` (of the values over all bands) and ``sampled`` (files).
+    """
+    if table.root is None:
+        return {}
+    root = table.root
+    with quiet_pillow(tiled=True), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return {
+            domain: _stored(
+                list(pool.map(lambda file: _head(root / file), files)),
+                list(pool.map(lambda file: _values(root / file), evenly(files, SAMPLE))),
+            )
+            for domain, files in files_by_domain(table).items()
+        }
+
+
+def _stored(
+    heads: Sequence[tuple[int, int, str] | None],
+    values: Sequence[tuple[int, float, float, float] | None],
+) -> dict[str, object]:
+    opened = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
+    sizes = [(width, height) for width, height, _ in opened] or [(0, 0)]
+    modes = dict(Counter(mode for _, _, mode in opened).most_common())
+    if len(opened) < len(heads):
+        modes["cannot be opened"] = len(heads) - len(opened)
+    sample = [value for value in values if value]
+    bits, low, high, mean = zip(*sample) if sample else ((0,), (0.0,), (0.0,), (0.0,))
+    return {
+        "files": len(heads),
+        "smallest": sizes[0],
+        "middle": sizes[len(sizes) // 2],
+        "largest": sizes[-1],
+        "modes": modes,
+        "bits": max(bits),
+        "low": min(low),
+        "high": max(high),
+        "mean": float(np.mean(mean)),
+        "sampled": len(sample),
+    }
+
+
+def _head(path: Path) -> tuple[int, int, str] | None:
+    """Returns width, height and kind of a file; None if it cannot be opened."""
+    try:
+        with open_image(path) as image:
+            bands = len(image.getbands())
+            deep = is_deep(image) and image.mode in ("RGB", "RGBA")
+            return (*image.size, f"16 bits x {bands}" if deep else image.mode)
+    except UnidentifiedImageError:
+        samples = _samples(path)
+        if samples is None:
+            return None
+        height, width, bands = samples.values.shape
+        return width, height, f"{samples.values.dtype} x {bands}"
+    except Exception:  # decoding says what is wrong with it
+        return None
+
+
+def _values(path: Path) -> tuple[int, float, float, float] | None:
+    """Returns bit depth, smallest, largest and mean value of a file; None if it cannot be read."""
+    samples = _samples(path)
+    numbers = np.empty(0) if samples is None else samples.colours
+    numbers = numbers[np.isfinite(numbers)]
+    if not len(numbers):
+        return None
+    bits = 8 if numbers.dtype == np.uint8 else bits_used(numbers)
+    return bits, float(numbers.min()), float(numbers.max()), float(numbers.mean())

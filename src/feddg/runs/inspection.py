@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from feddg.data.data_set import DATA_SETS, load_images_of
-from feddg.data.inspection import inspect
+from feddg.data.inspection import SAMPLE, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
 from feddg.data.splits import ROLES
 from feddg.diagnostics import Diagnostic, Progress, silent
@@ -113,9 +113,10 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
 
     Returns:
         What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``diagnostics``
-        (warnings and notes, see :class:`feddg.diagnostics.Diagnostic`), ``ignored`` (files by kind)
-        and, when it is known how images are split, ``splits`` (images per role), ``clients`` (as in
-        a run's ``clients.json``) and ``skew`` (see :class:`feddg.data.partition.Skew`).
+        (warnings and notes, see :class:`feddg.diagnostics.Diagnostic`), ``stored`` (by domain, see
+        :func:`feddg.data.inspection.stored_images`), ``ignored`` (files by kind) and, when it is
+        known how images are split, ``splits`` (images per role), ``clients`` (as in a run's
+        ``clients.json``) and ``skew`` (see :class:`feddg.data.partition.Skew`).
 
     Raises:
         DataError: there is nothing to inspect.
@@ -123,6 +124,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     loaded = load_table(experiment, cache_folder(), progress)
     table, bad = loaded.table, loaded.bad
     survey = inspect(table)
+    survey["stored"] = stored_images(load_images_of(experiment.data))
     survey["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
     diagnostics = table_diagnostics(loaded)
     survey["bad_images"] = [image.model_dump() for image in bad]
@@ -148,6 +150,8 @@ def print_inspection(found: dict[str, Any]) -> None:
     many = len(found["domains"]) > SHOWN_DOMAINS
     table = _domains_table(found) if many else _classes_table(found)
     console.print(table)
+    if found["stored"]:
+        _print_stored(console, found["stored"])
     _print_bad(console, found["bad_images"])
     if "clients" in found:
         console.print("  ".join(f"{role} {count}" for role, count in found["splits"].items()))
@@ -168,6 +172,21 @@ def print_clients(console: Console, clients: ClientsTable) -> None:
     console.print(client_data_table(clients))
     for line in in_words(skew_between(clients)):
         print_line(console, line)
+
+
+def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
+    looked = sum(counts["sampled"] for counts in stored.values())
+    title = f"how they are stored (values: of {looked} images, at most {SAMPLE} a domain)"
+    table = Table("domain", "sizes", "kinds", "bits", "values", "mean", title=title)
+    for domain, row in stored.items():
+        sizes = dict.fromkeys(
+            "{} x {}".format(*row[size]) for size in ("smallest", "middle", "largest")
+        )
+        kinds = ", ".join(f"{mode} {count}" for mode, count in row["modes"].items())
+        values = f"{row['low']:g} to {row['high']:g}"
+        bits = str(row["bits"]) if row["bits"] else "float"
+        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{row['mean']:.1f}")
+    console.print(table)
 
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:

@@ -32,7 +32,7 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageBytes, from_folder
-from feddg.data.inspection import about_ignored, ignored_files, survey
+from feddg.data.inspection import about_ignored, ignored_files, stored_images, survey
 from feddg.data.pixels import installed_decoders, open_pixels
 
 SIDE = 16
@@ -187,6 +187,8 @@ def test_it_has_a_size_and_is_cut_into_tiles_like_any_image(tmp_path):
     table = from_folder(tmp_path)
     assert table.paths == ("n/x/a.dcm", "n/y/b.dcm")
     assert survey(table).depths == {}
+    assert stored_images(table)["n"]["modes"] == {"L": 2}
+    assert stored_images(table)["n"]["bits"] == 8
 
 
 def test_a_photo_named_dcm_is_read_and_a_file_that_says_it_is_a_tiff_too(tmp_path):
