@@ -370,8 +370,13 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
         path for path in leaves(given) if path.partition(".")[0] not in PARTS and path not in FIELDS
     ]
     if strange:
+        known = {name for name, path in SHORTHANDS.items() if path.partition(".")[0] in PARTS}
+        parts = ExperimentSettings().model_dump(include={"train", "server", "privacy"})
+        part = next((part for part, inside in parts.items() if strange[0] in inside), None)
+        whole = f" (did you mean {part}={{{strange[0]!r}: ...}}?)"
+        near = whole if part else nearest(strange[0], known)
         raise ExperimentError(
-            f"a Federation has no field {strange[0]!r}{nearest(strange[0], SHORTHANDS)}: its "
+            f"a Federation has no field {strange[0]!r}{near}: its "
             f"images and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
         )
     defaults = {
