@@ -27,6 +27,14 @@ def test_pages_are_up_to_date(generated):
     assert not stale, "run `python docs/generate_methods.py`"
 
 
+def test_which_method_has_every_method_in_its_family():
+    page = (DOCS / "which_method.md").read_text("utf-8").split("## By family")[1].split("##")[0]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if "`" in line]
+    listed = {family.strip(): set(re.findall(r"`([^`]+)`", names)) for family, names in rows}
+    families = load_script(DOCS / "generate_methods.py").FAMILIES
+    assert listed == {family: set(names.split()) for family, names in families.items()}
+
+
 def test_every_page_names_all_hyper_parameters_and_messages(generated):
     for name, method in methods().items():
         if not method.__module__.startswith("feddg.methods."):

@@ -282,6 +282,8 @@ def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
         ({"hold_out": "c"}, "hold_out"),
         ({"server": {"wise_ft": 0.5}}, "server.wise_ft mixes a run's last model with its first"),
         ({"learning_rate": 1}, r"'learning_rate' \(did you mean 'lr'\?\)"),
+        ({"head": "ridge"}, r"'head' \(did you mean train={'head': ...}\?\)"),
+        ({"shard": 2}, r"no field 'shard': its images"),
         ({"method": "centralised"}, "no clients"),
         ({"method": "pardno"}, "did you mean 'pardon'"),
     ]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.diagnostics import collected, emit
+from feddg.diagnostics import collected, emit, logged_once
 from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.readers import find, function
 from feddg.text import command
@@ -150,6 +150,7 @@ def _resumable(folder: Path | str) -> Iterator[None]:
         raise RunError(f"{error}; {how}, with any number of workers") from None
 
 
+@logged_once()
 def compare(
     plan: "Plan | Path | str | Mapping[str, Any] | list[Any] | tuple[Any, ...] | None" = None,
     out: Path | str | None = None,

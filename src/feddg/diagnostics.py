@@ -72,9 +72,12 @@ def emit(*found: Diagnostic) -> None:
     Raises:
         DataError: there are errors: the first, with the number of others.
     """
+    logged = _logged.get()
+    logged = set[Diagnostic]() if logged is None else logged
     for message in found:
-        if message.severity != "error":
+        if message.severity != "error" and message not in logged:
             log.log(logging.INFO if message.severity == "note" else logging.WARNING, "%s", message)
+        logged.add(message)
     noted(*found)
     errors = [error for error in found if error.severity == "error"]
     if errors:
@@ -98,6 +101,16 @@ def collected() -> Iterator[list[Diagnostic]]:
         _heard.reset(token)
 
 
+@contextmanager
+def logged_once() -> Iterator[None]:
+    """Logs a diagnostic only the first time that it is emitted in its block, or in one around."""
+    token = _logged.set(set() if (logged := _logged.get()) is None else logged)
+    try:
+        yield
+    finally:
+        _logged.reset(token)
+
+
 def noted(*found: Diagnostic) -> None:
     """Adds diagnostics to what the enclosing block collects, without telling anybody."""
     heard = _heard.get()
@@ -106,6 +119,7 @@ def noted(*found: Diagnostic) -> None:
 
 
 _heard: ContextVar[list[Diagnostic] | None] = ContextVar("diagnostics", default=None)
+_logged: ContextVar[set[Diagnostic] | None] = ContextVar("logged", default=None)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how much of it is done, and how much there is."""

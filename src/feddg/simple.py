@@ -163,8 +163,6 @@ class Federation(federation.Federation):
         method.check(settings)
         method.read_files()
         numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in arrays])
-        if transport is None:
-            emit(*idle_clients(method, (len(domains.unique()) for domains in numbers)))
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)
@@ -183,6 +181,8 @@ class Federation(federation.Federation):
             cache=cache,
             another=another,
         )
+        if len(self._counts) == settings.clients.number:
+            emit(*idle_clients(method, (domains for domains, _ in self._counts)))
         rest = [str(number) for number in range(len(self.names), start.classes)]
         self.class_names = (*self.names, *(f"unnamed {n}" if self.names else n for n in rest))
         if self.names and self.remote:
@@ -222,9 +222,8 @@ class Federation(federation.Federation):
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         train = self.settings.train
         rounds = train.rounds if rounds is None else rounds
-        counts = ((len(client.domains.unique()), len(client)) for client in self.clients)
         planned = self.server.state.round + rounds
-        emit(*unreached_weight(self.method, train, planned, counts))
+        emit(*unreached_weight(self.method, train, planned, self._counts))
         return super().fit(rounds, progress)
 
     @property
@@ -317,6 +316,14 @@ class Federation(federation.Federation):
         title = title_of(self.method.name)
         return f"{title} over {counted(clients, 'client')}, {counted(done, 'round')} done."
 
+    @property
+    def _counts(self) -> list[tuple[int, int]]:
+        """Number of domains and of images of each client, of those elsewhere as registered."""
+        if not self.remote:
+            return [(len(client.domains.unique()), len(client)) for client in self.clients]
+        images = self.transport.registered
+        return [(domains, images[id]) for id, domains in self.transport.domains.items()]
+
     def _renumbered(self, dataset: Labelled, labels: numpy.ndarray, name: str) -> numpy.ndarray:
         tables = tables_of(dataset, labels)
         distinct = {id(table): table for table in tables if table is not None}.values()
@@ -363,8 +370,13 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
         path for path in leaves(given) if path.partition(".")[0] not in PARTS and path not in FIELDS
     ]
     if strange:
+        known = {name for name, path in SHORTHANDS.items() if path.partition(".")[0] in PARTS}
+        parts = ExperimentSettings().model_dump(include={"train", "server", "privacy"})
+        part = next((part for part, inside in parts.items() if strange[0] in inside), None)
+        whole = f" (did you mean {part}={{{strange[0]!r}: ...}}?)"
+        near = whole if part else nearest(strange[0], known)
         raise ExperimentError(
-            f"a Federation has no field {strange[0]!r}{nearest(strange[0], SHORTHANDS)}: its "
+            f"a Federation has no field {strange[0]!r}{near}: its "
             f"images and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
         )
     defaults = {

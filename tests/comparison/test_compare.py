@@ -28,6 +28,7 @@ from feddg.runs.beforehand import forecast
 from feddg.runs.folder import kept_weights
 from feddg.runs.reading import read_rows, read_run
 from feddg.runs.table import FINAL
+from published_trees import pacs
 
 BASE = {
     "data": {"source": "digits", "image_size": 8},
@@ -85,6 +86,15 @@ def run_plan(tmp_path):
         return done, notes
 
     return run
+
+
+def test_a_folder_of_the_wrong_size_is_named_once_for_the_whole_plan(tmp_path, caplog):
+    root = pacs(tmp_path / "pacs")
+    fields = {"data": "pacs", "root": str(root), "hold_out": "lodo", "budgets": [30]}
+    done = compare(["fedavg", "irm"], out=tmp_path / "out", dry_run=True, **fields)
+    assert len(done.missing) == 8
+    said = [r.getMessage() for r in caplog.records if "PACS has" in r.getMessage()]
+    assert len(said) == len(set(said)) == 4  # one for each domain
 
 
 def contents(folder):

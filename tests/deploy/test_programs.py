@@ -1,5 +1,6 @@
 """Sites whose own program says what is trained: segmentation over Flower's grid."""
 
+import functools
 import os
 import urllib.request
 from pathlib import Path
@@ -19,6 +20,7 @@ import feddg
 from discs import SEGMENT, Discs, SmallUNet
 from feddg.deploy.server_app import transport_to_programs
 from feddg.deploy.transport import Policy
+from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
 from federations import same
 from flower_grid import LocalGrid
@@ -91,6 +93,29 @@ def test_a_segmentation_over_flower_has_the_bits_of_one_in_memory(
     assert there.server.state.round == 2
     if method != "fedbn":  # every site has its own
         assert there.evaluate(Discs(2)).mean == here.evaluate(Discs(2)).mean
+
+
+class OfTwo(Discs):
+    domains: ClassVar = ["dark", "light"] * 6
+
+
+@pytest.mark.parametrize(
+    ("sites", "severity"), [((), "warning"), (("oslo",), "note"), (SEEDS, None)]
+)
+def test_the_coordinator_says_which_sites_have_nothing_to_compare(
+    tmp_path, monkeypatch, sites, severity
+):
+    """By what they registered; its own images only show shapes, and a site sees itself alone."""
+    monkeypatch.setattr(Program, "method", "mixup")
+    for site in SEEDS:
+        kind = OfTwo if site in sites else Discs
+        make = functools.partial(Program.federation, [kind(SEEDS[site])], number=3)
+        monkeypatch.setitem(globals(), site, make)
+    with collected() as said:
+        over(grid(tmp_path))
+    found = [one for one in said if one.code == "one-domain-clients"]
+    assert [one.severity for one in found] == ([severity] if severity else [])
+    assert all("2 of 3 clients" in one.text for one in found if severity == "note")
 
 
 def test_a_private_segmentation_runs_over_flower(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from feddg import api
+from feddg.diagnostics import logged_once
 from feddg.options import (
     DryRunOption,
     ExperimentCommand,
@@ -67,7 +68,7 @@ def compare(
     track(tracked)
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
-    with resumable():
+    with logged_once(), resumable():
         done = api.compare(
             plan,
             overrides=overrides,
@@ -78,9 +79,9 @@ def compare(
             **options,
             **axes,
         )
-    if dry_run:
-        print_missing(done)
-        return
+        if dry_run:
+            print_missing(done)
+            return
     show("print_comparison", done)
     if done.failures:
         raise typer.Exit(1)

@@ -268,6 +268,7 @@ def transport_to_programs(
     held_domains = (registered[id].domains for id in range(len(sites)))
     domains = list(dict.fromkeys(itertools.chain.from_iterable(held_domains)))
     transport.fields = {"classes": json.dumps(names), "domains": json.dumps(domains)}
+    transport.domains = {id: len(one.domains) for id, one in registered.items()}
     return transport
 
 

@@ -562,6 +562,7 @@ class FlowerTransport:
         registry: maps nodes to sites.
         fields: fields sent with every message.
         registered: how many images sites registered with, by their numbers.
+        domains: of how many domains these are; empty if whoever gathers the sites does not say.
     """
 
     def __init__(
@@ -587,6 +588,7 @@ class FlowerTransport:
             self._mailbox, run, self.sites, trainers, keys, registered or {}, held_out
         )
         self.registered: Mapping[int, int] = self.registry.counts
+        self.domains: Mapping[int, int] = {}
         self.device = device or torch.device("cpu")
         self.fields: dict[str, Any] = {}
         self.memories: dict[int, Weights] = {}

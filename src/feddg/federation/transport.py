@@ -151,6 +151,7 @@ class Transport(Protocol):
             store it themselves.
         ledger: records every message that is really sent, both ways.
         registered: number of images each client registered with, if it did.
+        domains: number of domains each client elsewhere registered with, if it did.
         remembered: clients whose memory changed since the set was last emptied.
         class_names: the classes of clients elsewhere, in the order of their numbers; none without
             names.
@@ -163,6 +164,7 @@ class Transport(Protocol):
     remembered: set[int]
     ledger: Ledger
     registered: Mapping[int, int]
+    domains: Mapping[int, int] = MappingProxyType({})
 
     @property
     def clients(self) -> Sequence[int]:
