@@ -174,6 +174,21 @@ def test_where_the_server_saw_only_sums_there_is_nothing_single_to_attack(
         attack_run(summed, kind, quick, cache=place / "cache")
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("update", "ridge trains nothing: clients send sums .*: there is no single update"),
+        ("membership", "ridge trains nothing: .*, and nothing beside them"),
+        ("server", "ridge shares nothing but sums"),
+    ],
+)
+def test_sums_over_images_are_no_update_of_training(place, runs, quick, kind, words):
+    """A search for a gradient would find nothing in them, and say that nothing is given away."""
+    folder = runs("ridge", model={"backbone": "cnn", "weights": None})
+    with pytest.raises(FeddgError, match=words):
+        attack_run(folder, kind, quick, cache=place / "cache")
+
+
 def test_no_run_no_attack(place, tmp_path, quick):
     with pytest.raises(RunError, match="holds no run"):
         attack_run(tmp_path, "update", quick, cache=place / "cache")

@@ -32,7 +32,7 @@ from feddg.attacks.senders import (
 from feddg.data.decoding import UnusableImageError, decode_image
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
-from feddg.errors import DataError, ExperimentError, RunError, need
+from feddg.errors import DataError, ExperimentError, need
 from feddg.federation.federation import Federation
 from feddg.readers import with_page
 from feddg.records import AttackRow
@@ -286,11 +286,6 @@ class _Work:
     def update(self) -> list[AttackRow]:
         """Inverts single clients' updates."""
         chosen = self._settings
-        if self._senders.only_sums:
-            raise RunError(
-                "the server of this run saw sums of updates alone (secure aggregation): there is "
-                "no single update to invert"
-            )
         inversions = [
             invert_updates(
                 self._senders,
