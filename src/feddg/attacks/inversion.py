@@ -167,7 +167,9 @@ def invert_updates(
         progress(f"updates of {batch_size}", i, len(batches))
         model = senders.loaded.with_weights(broadcast.weights)
         assert isinstance(model, Network)
-        _set_mode(model, batch_size, worker.freeze)
+        model.train()
+        if worker.freeze or batch_size == 1:
+            freeze_statistics(model)
         images, cosine = invert(
             model, change, batch.labels, batch.images.shape[-1], search, signed, ("update", i)
         )
@@ -243,12 +245,6 @@ def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[T
         start = turn * size
         if start + size <= len(positions):
             yield targets_of(examples(client), client, positions[start : start + size])
-
-
-def _set_mode(network: nn.Module, batch_size: int, frozen: bool) -> None:
-    network.train()
-    if frozen or batch_size == 1:
-        freeze_statistics(network)
 
 
 def _softly_signed(gradient: Tensor) -> Tensor:
