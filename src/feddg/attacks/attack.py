@@ -170,6 +170,11 @@ def attack_run(
     chosen.check(kind)
     path = Path(folder)
     loaded = load_finished_run(path, cache_folder(cache), progress)
+    if loaded.settings.data.features is not None and kind != "membership":
+        raise ExperimentError(
+            f"a table of features has no images that --kind {kind} could draw; --kind membership "
+            "attacks it"
+        )
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
     work = _Work(loaded, chosen, progress)
