@@ -140,7 +140,8 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
         if key not in Method.sends and _is_attackable(key, schema, method, context)
     }
     statistics = local_names(method, network) & statistics_names(network)
-    return entries | (_statistics(network) if statistics else {})
+    sent = statistics and has_global_model(method, network)
+    return entries | (_statistics(network) if sent else {})
 
 
 def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict[str, SentEntry]:
@@ -163,10 +164,10 @@ def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict
         further = (
             ", `--entry statistics` the normalisation statistics among them" if statistics else ""
         )
-        if method.one_round:
+        if method.one_round or not has_global_model(method, network):
+            shared = "sums over its clients' images" if method.one_round else "counts"
             raise ExperimentError(
-                f"{method.name} shares nothing but sums over its clients' images (and counts), "
-                "which no attack here reads"
+                f"{method.name} shares nothing but {shared}, which no attack here reads"
             )
         raise ExperimentError(
             f"{method.name} shares nothing but weights (and counts): there is no style, spectrum "
