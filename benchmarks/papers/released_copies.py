@@ -35,7 +35,7 @@ from feddg.data.decoding import decode_image
 from feddg.data.images import IMAGE_SUFFIXES
 from feddg.data.pixels import ArrayPixels
 from feddg.methods.composition import build_method
-from feddg.methods.pardon import RELEASED, Pardon
+from feddg.methods.pardon import Pardon
 from feddg.models.backbones import build_network, read_weights
 from feddg.models.network import Network
 from feddg.rng import stream
@@ -45,6 +45,13 @@ from feddg.styles.codecs import CompactCodec
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 DEVIATION = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 MARGIN, GAMMA1, GAMMA2 = 0.3, 0.75, 0.2
+RELEASED = {
+    "stylization": "released",
+    "local_features": "flatten",
+    "combine": "mixture",
+    "median": "lower",
+}
+"""All settings by which styles and copies are those of the released code."""
 AS_BEFORE = {name: value for name, value in RELEASED.items() if name != "stylization"} | {
     "style_layer": "conv4_1_pre",
     "stylized": "on_the_fly",

@@ -174,6 +174,32 @@ def test_where_the_server_saw_only_sums_there_is_nothing_single_to_attack(
         attack_run(summed, kind, quick, cache=place / "cache")
 
 
+def test_of_a_table_of_features_membership_is_asked_and_nothing_is_drawn(place, runs, quick):
+    rows = [f"{'abc'[n % 3]},{n // 3 % 2},{n // 3 % 2 + n / 99},{n % 5}" for n in range(180)]
+    table = place / "features.csv"
+    table.write_text("\n".join(["domain,label,f0,f1", *rows]), encoding="utf-8")
+    folder = runs("fedavg", data={"source": "features", "root": str(table)}, hold_out="c")
+    for kind in ("server", "update"):
+        with pytest.raises(ExperimentError, match="a table of features has no images"):
+            attack_run(folder, kind, quick, cache=place / "cache")
+    assert attack_run(folder, "membership", quick, cache=place / "cache")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("update", "ridge trains nothing: clients send sums .*: there is no single update"),
+        ("membership", "ridge trains nothing: .*, and nothing beside them"),
+        ("server", "ridge shares nothing but sums"),
+    ],
+)
+def test_sums_over_images_are_no_update_of_training(place, runs, quick, kind, words):
+    """A search for a gradient would find nothing in them, and say that nothing is given away."""
+    folder = runs("ridge", model={"backbone": "cnn", "weights": None})
+    with pytest.raises(FeddgError, match=words):
+        attack_run(folder, kind, quick, cache=place / "cache")
+
+
 def test_no_run_no_attack(place, tmp_path, quick):
     with pytest.raises(RunError, match="holds no run"):
         attack_run(tmp_path, "update", quick, cache=place / "cache")

@@ -68,6 +68,8 @@ def test_a_method_that_shares_nothing_but_weights_says_so():
     network = build_network("cnn", 4, weights=None)
     with pytest.raises(ExperimentError, match="fedavg shares nothing but weights"):
         chosen_entries(build_method("fedavg", {}), network, None)
+    with pytest.raises(ExperimentError, match="local shares nothing but counts, which no attack"):
+        chosen_entries(build_method("local", {}), network, None)
     asked = chosen_entries(build_method("fedavg", {}), network, "statistics")
     assert list(asked) == [STATISTICS]
     with pytest.raises(

@@ -13,7 +13,6 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.pardon import (
-    RELEASED,
     nearest_of_class,
     negatives,
     partners,
@@ -369,7 +368,7 @@ RELEASED_CODE = load_script(
 )
 
 
-def released_federation(name="pardon", settings=RELEASED, **options):
+def released_federation(name="pardon", settings=RELEASED_CODE.RELEASED, **options):
     """Five clients whose images are augmented as the released code's are."""
     augmentation = find_augmentation("pacs").model_copy(update={"hue": "hsv"})
     gains = [0.1] * 9 + [0.3] * 9 + [0.6, 1.0] * 11

@@ -32,7 +32,7 @@ from feddg.attacks.senders import (
 from feddg.data.decoding import UnusableImageError, decode_image
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
-from feddg.errors import DataError, ExperimentError, RunError, need
+from feddg.errors import DataError, ExperimentError, need
 from feddg.federation.federation import Federation
 from feddg.readers import with_page
 from feddg.records import AttackRow
@@ -170,6 +170,11 @@ def attack_run(
     chosen.check(kind)
     path = Path(folder)
     loaded = load_finished_run(path, cache_folder(cache), progress)
+    if loaded.settings.data.features is not None and kind != "membership":
+        raise ExperimentError(
+            f"a table of features has no images that --kind {kind} could draw; --kind membership "
+            "attacks it"
+        )
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
     work = _Work(loaded, chosen, progress)
@@ -286,11 +291,6 @@ class _Work:
     def update(self) -> list[AttackRow]:
         """Inverts single clients' updates."""
         chosen = self._settings
-        if self._senders.only_sums:
-            raise RunError(
-                "the server of this run saw sums of updates alone (secure aggregation): there is "
-                "no single update to invert"
-            )
         inversions = [
             invert_updates(
                 self._senders,

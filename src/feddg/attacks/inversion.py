@@ -38,7 +38,7 @@ from feddg.attacks.senders import (
 )
 from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
-from feddg.methods.base import has_global_model, shared_parameters
+from feddg.methods.base import shared_parameters
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
@@ -137,11 +137,11 @@ def invert_updates(
         progress: called with (what, done, total).
 
     Raises:
-        RunError: no weights leave the clients, or no client holds enough images.
+        RunError: no trained weights leave a client, or none holds enough images.
     """
     network, method = senders.loaded.network, senders.loaded.method
-    if not has_global_model(method, network):
-        raise RunError(f"under {method.name} no weights leave a client: there is nothing to invert")
+    if senders.hides_training:
+        raise RunError(f"{senders.hides_training}: there is no single update to invert")
     batches = list(_batches(senders, batch_size, updates, search.seed))
     if not batches:
         raise RunError(
@@ -167,7 +167,9 @@ def invert_updates(
         progress(f"updates of {batch_size}", i, len(batches))
         model = senders.loaded.with_weights(broadcast.weights)
         assert isinstance(model, Network)
-        _set_mode(model, batch_size, worker.freeze)
+        model.train()
+        if worker.freeze or batch_size == 1:
+            freeze_statistics(model)
         images, cosine = invert(
             model, change, batch.labels, batch.images.shape[-1], search, signed, ("update", i)
         )
@@ -243,12 +245,6 @@ def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[T
         start = turn * size
         if start + size <= len(positions):
             yield targets_of(examples(client), client, positions[start : start + size])
-
-
-def _set_mode(network: nn.Module, batch_size: int, frozen: bool) -> None:
-    network.train()
-    if frozen or batch_size == 1:
-        freeze_statistics(network)
 
 
 def _softly_signed(gradient: Tensor) -> Tensor:

@@ -36,7 +36,6 @@ from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
 from feddg.evaluation.metrics import area_under_roc
 from feddg.messages import Weights, copied
-from feddg.methods.base import has_global_model
 from feddg.records import MembershipRow
 
 WEIGHTS = "update/weights"
@@ -67,17 +66,11 @@ def membership(
         progress: called with (what, done, total).
 
     Raises:
-        RunError: no client has enough images, or the server sees no single update.
+        RunError: no client has enough images, or the server sees nothing that tells of training.
     """
-    seen = has_global_model(senders.loaded.method, senders.loaded.network)
-    seen = seen and not senders.only_sums
-    if not (seen or entries):
-        raise RunError(
-            "membership asks of single updates, or of what is sent beside them: the server of this "
-            "run saw sums of updates alone (secure aggregation), and nothing beside them"
-            if senders.only_sums
-            else "this run has neither a model that all share nor anything sent beside weights"
-        )
+    hidden = senders.hides_training
+    if hidden and not entries:
+        raise RunError(f"{hidden}, and nothing beside them: membership has nothing to read")
     victims = list(victims_of(senders, effort))
     if not victims:
         raise RunError(
@@ -86,7 +79,7 @@ def membership(
             "none"
         )
     evidence: dict[str, Evidence] = {}
-    if seen:
+    if not hidden:
         evidence[WEIGHTS] = lambda cases, ids: list(_losses(senders, cases))
     for entry in entries:
         evidence[entry.key] = _of_entry(senders, entry)

@@ -62,6 +62,8 @@ FED: tuple[Literal["sent", "sample", "unrelated"], ...] = (SENT, SAMPLE, UNRELAT
 ALL = "all"
 """The name for all domains together."""
 PAIRWISE = {"psnr": psnr, "ssim": ssim}
+Pairs = tuple[Tensor, Tensor]
+"""Vectors ``(n, d)``, and the image of each, ``(n, 3, S, S)`` uint8."""
 TURNS = 8
 """Candidate images per true image wanted, if reading them needs training."""
 
@@ -185,30 +187,29 @@ def train_generator(
         )
     order = torch.randperm(len(rows), generator=stream(training.seed, "validation"))
     count = max(2, round(training.validation * len(rows)))
-    chosen, validation = order[count:], order[:count]
-    generator = _linear(rows, images, chosen, validation)
+    chosen = rows[order[count:]], images[order[count:]]
+    validation = rows[order[:count]], images[order[:count]]
+    generator = _linear(chosen, validation)
     if training.steps:
-        _train_network(generator, rows, images, chosen, validation, training, progress)
+        _train_network(generator, chosen, validation, training, progress)
     return generator
 
 
-def _linear(rows: Tensor, images: Tensor, chosen: Tensor, validation: Tensor) -> TrainedGenerator:
+def _linear(chosen: Pairs, validation: Pairs) -> TrainedGenerator:
     """Returns the ridge regression from vectors to thumbnails that is best on validation images."""
+    rows, images = chosen
     size = images.shape[-1]
-    centre, scale = rows[chosen].mean(0), rows[chosen].std(0).clamp(min=1e-8)
-    small = interpolate(_unit(images), (min(THUMBNAIL, size),) * 2, mode="area")
-    thumbnail = small[chosen].mean(0)
+    centre, scale = rows.mean(0), rows.std(0).clamp(min=1e-8)
+    small, wanted = (
+        interpolate(_unit(part), (min(THUMBNAIL, size),) * 2, mode="area")
+        for part in (images, validation[1])
+    )
+    thumbnail = small.mean(0)
     generator = TrainedGenerator(centre, scale, torch.zeros(0), thumbnail, None, size)
-    scores = generator.standardised(rows)
-    targets = (small[chosen] - thumbnail).flatten(1)
-    best = None
-    for ridge in _ridges(scores[chosen], targets):
-        error = mse_loss(scores[validation] @ ridge, (small[validation] - thumbnail).flatten(1))
-        if best is None or error < best[0]:
-            best = (error, ridge)
-    assert best is not None
-    generator.ridge = best[1]
-    generator.psnr = _psnr(generator, rows, images, validation)
+    scores, goal = generator.standardised(validation[0]), (wanted - thumbnail).flatten(1)
+    ridges = _ridges(generator.standardised(rows), (small - thumbnail).flatten(1))
+    generator.ridge = min(ridges, key=lambda ridge: float(mse_loss(scores @ ridge, goal)))
+    generator.psnr = _psnr(generator, validation)
     return generator
 
 
@@ -224,14 +225,13 @@ def _ridges(scores: Tensor, targets: Tensor) -> Iterator[Tensor]:
 
 def _train_network(
     generator: TrainedGenerator,
-    rows: Tensor,
-    images: Tensor,
-    chosen: Tensor,
-    validation: Tensor,
+    chosen: Pairs,
+    validation: Pairs,
     training: GeneratorTraining,
     progress: Callable[[int, int], None],
 ) -> None:
     """Trains the network that adds detail; it is used only if it helps on validation images."""
+    rows, images = chosen
     with DrawnFrom(derive_seed(training.seed, "generator")):
         network = StyleGenerator(rows.shape[1], generator.size)
     scores, best = generator.standardised(rows), (generator.psnr, None)
@@ -242,7 +242,7 @@ def _train_network(
     for step in range(training.steps):
         progress(step, training.steps)
         rng = stream(training.seed, "batch", step)
-        batch = chosen[torch.randint(len(chosen), (training.batch_size,), generator=rng)]
+        batch = torch.randint(len(rows), (training.batch_size,), generator=rng)
         network.train()
         drawn = generator.linear(scores[batch]) + network(scores[batch])
         loss = _loss(drawn, _unit(images[batch]), training.perceptual)
@@ -252,7 +252,7 @@ def _train_network(
         falls.step()
         if (step + 1) % max(1, training.steps // 8) == 0:
             generator.network = network.eval()
-            reached = _psnr(generator, rows, images, validation)
+            reached = _psnr(generator, validation)
             if reached > best[0]:
                 state = {name: t.clone() for name, t in network.state_dict().items()}
                 best = (reached, state)  # type: ignore[assignment]
@@ -271,10 +271,9 @@ def _loss(drawn: Tensor, wanted: Tensor, weight: float) -> Tensor:
     return loss + weight * perceptual_distances(*pair).mean()
 
 
-def _psnr(generator: TrainedGenerator, rows: Tensor, images: Tensor, validation: Tensor) -> float:
-    drawn = generator.images(rows[validation])
-    errors = (drawn - _unit(images[validation])).square().mean((1, 2, 3)).clamp(min=1e-10)
-    return float((-10 * errors.log10()).mean())
+def _psnr(generator: TrainedGenerator, validation: Pairs) -> float:
+    rows, images = validation
+    return float(psnr(generator.images(rows), _unit(images)).mean())
 
 
 def _enlarged(images: Tensor, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Hooks
 from feddg.messages import Broadcast, EntrySchema, Message, SchemaContext, Update, Weights
-from feddg.methods.base import Method, Round, local_names
+from feddg.methods.base import Method, Round, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.rng import stream
@@ -140,7 +140,8 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
         if key not in Method.sends and _is_attackable(key, schema, method, context)
     }
     statistics = local_names(method, network) & statistics_names(network)
-    return entries | (_statistics(network) if statistics else {})
+    sent = statistics and has_global_model(method, network)
+    return entries | (_statistics(network) if sent else {})
 
 
 def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict[str, SentEntry]:
@@ -163,6 +164,11 @@ def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict
         further = (
             ", `--entry statistics` the normalisation statistics among them" if statistics else ""
         )
+        if method.one_round or not has_global_model(method, network):
+            shared = "sums over its clients' images" if method.one_round else "counts"
+            raise ExperimentError(
+                f"{method.name} shares nothing but {shared}, which no attack here reads"
+            )
         raise ExperimentError(
             f"{method.name} shares nothing but weights (and counts): there is no style, spectrum "
             "or prototype to attack. `--kind update` and `--kind membership` attack the weights"
@@ -326,9 +332,15 @@ class Senders:
         self.loaded = loaded
 
     @property
-    def only_sums(self) -> bool:
-        """Whether the server could not see single updates."""
-        return self.loaded.defences.masking is not None
+    def hides_training(self) -> str | None:
+        """Why the server saw no single client's trained weights, or None if it did."""
+        loaded = self.loaded
+        if loaded.defences.masking is not None:
+            return "the server of this run saw sums of updates alone (secure aggregation)"
+        if loaded.method.one_round:
+            return f"{loaded.method.name} trains nothing: clients send sums over their images"
+        shared = has_global_model(loaded.method, loaded.network)
+        return None if shared else f"under {loaded.method.name} no weights leave a client"
 
     @property
     def broadcast(self) -> Broadcast:

@@ -632,7 +632,7 @@ class Client:
         Until :meth:`step`, gradients can be read and changed, and more backward passes can add to
         them.
         """
-        _total(terms).backward()  # type: ignore[no-untyped-call]
+        total_of(terms).backward()  # type: ignore[no-untyped-call]
         self.note(terms)
 
     def step(self) -> None:
@@ -710,7 +710,8 @@ def images_of(clients: Sequence[Client], size: int) -> Iterator[Tensor]:
 Draws = Callable[[Tensor, Tensor], dict[str, Tensor]]
 
 
-def _total(terms: dict[str, Tensor]) -> Tensor:
+def total_of(terms: dict[str, Tensor]) -> Tensor:
+    """Returns the sum of loss terms, in float32."""
     return torch.stack([term.float() for term in terms.values()]).sum()
 
 

@@ -48,7 +48,7 @@ from feddg.messages import Message, SchemaContext, Weights, joined, on_device
 from feddg.methods.base import Presets, Statistics, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fields, Fraction, NotNegative
+from feddg.settings import Fraction, NotNegative
 from feddg.styles.codec import images_at_once
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
@@ -61,13 +61,6 @@ from feddg.styles.statistics import (
 )
 
 STYLE = "pardon/style"
-RELEASED: Fields = {
-    "stylization": "released",
-    "local_features": "flatten",
-    "combine": "mixture",
-    "median": "lower",
-}
-"""All settings by which styles and copies are those of the released code."""
 
 
 class PardonSettings(StyleSettings):
@@ -231,7 +224,7 @@ class Pardon(OneStyleEach):
         drawn, chosen, partner = {}, self.settings.contrastive, None
         if chosen == "ordinary":
             partner = drawn["pardon/partner"] = partners(labels)
-        if chosen == "ordinary" or (chosen == "transferred" and self.exchanges):
+        if chosen != "none":
             rng = client.stream("negatives", client.steps)
             anchored = None if partner is None else partner.any(1)
             drawn["pardon/rows"], drawn["pardon/negatives"] = negatives(labels, rng, anchored)
@@ -247,17 +240,16 @@ class Pardon(OneStyleEach):
         if stylized is not None and chosen.stylized_cross_entropy:
             on_stylized = self.head_loss(client, batch, stylized)
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
-        drawn = self.drawn(client, batch)
-        if chosen.contrastive == "transferred" and stylized is not None:
-            anchors, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
+        if chosen.contrastive != "none":
+            drawn = self.drawn(client, batch)
+            if chosen.contrastive == "ordinary":
+                positives = nearest_of_class(embeddings, drawn["pardon/partner"])
+                candidates = embeddings
+            else:
+                positives = candidates = others[0]
+            rows, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, stylized, stylized, anchors, negative, chosen.margin
-            )
-        elif chosen.contrastive == "ordinary":
-            anchors, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
-            positives = nearest_of_class(embeddings, drawn["pardon/partner"])
-            terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, positives, embeddings, anchors, negative, chosen.margin
+                embeddings, positives, candidates, rows, negative, chosen.margin
             )
         if chosen.gamma2:
             terms["regularizer"] = chosen.gamma2 * regularizer(

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from feddg.clients.client import Batch, Client
+from feddg.clients.client import Batch, Client, total_of
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
@@ -77,7 +77,7 @@ class SelfReg(Method):
         first, second = drawn["selfreg/0"], drawn["selfreg/1"]
         logits = client.network.classifier(embeddings)
         projected = client.network.heads["projector"](embeddings)
-        scale = self.settings.regularization * _total(terms).clamp(max=1)
+        scale = self.settings.regularization * total_of(terms).detach().clamp(max=1)
 
         def drawn_together(ours: Tensor, others: Tensor) -> Tensor:
             mixture = torch.lerp(others[first], others[second], 1 - share)
@@ -88,10 +88,6 @@ class SelfReg(Method):
             "logit_regularizer": scale * drawn_together(logits, logits),
             "feature_regularizer": scale * features,
         }
-
-
-def _total(terms: dict[str, Tensor]) -> Tensor:
-    return torch.stack([term.detach().float() for term in terms.values()]).sum()
 
 
 def projector(size: int) -> nn.Sequential:
