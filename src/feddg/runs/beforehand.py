@@ -17,7 +17,7 @@ from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
 from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
 from feddg.federation.federation import build, defences_for
-from feddg.models.backbones import fetch_imagenet
+from feddg.models.backbones import require_weights
 from feddg.records import ClientsTable
 from feddg.runs.execute import is_complete
 from feddg.runs.prepare import (
@@ -110,7 +110,7 @@ def _can_be_had(model: ModelSettings) -> bool:
     if model.weights != IMAGENET:
         return True
     try:
-        fetch_imagenet(model.backbone)
+        require_weights(model.backbone, IMAGENET)
     except WeightsError as error:
         warn("weights-not-had", f"{error}. Nothing was said of weights, so it is the latter.")
         return False
