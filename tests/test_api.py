@@ -55,10 +55,10 @@ def test_methods_are_compared_by_their_names_and_the_fields_of_a_plan():
 
 
 def test_the_same_experiment_without_network_and_weights_is_the_same_run(monkeypatch, tmp_path):
-    def offline(backbone):
+    def offline(backbone, weights):
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(beforehand, "fetch_imagenet", offline)
+    monkeypatch.setattr(beforehand, "require_weights", offline)
     for number, (domain, label) in enumerate((d, c) for d in "ab" for c in ("one", "two")):
         folder = tmp_path / "images" / domain / label
         folder.mkdir(parents=True)

@@ -4,7 +4,10 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 MISSING = "–"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -108,6 +111,26 @@ def command(*words: str) -> str:
 def printable(text: str) -> str:
     r"""Returns a text on one line that a terminal shows safely: ESC becomes ``\x1b``."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def templates_of(package: str, folder: str = "templates", *, escape: bool = False) -> "Environment":
+    """Returns the templates in a folder of a package; an unknown name in one of them raises.
+
+    Args:
+        package: its dotted name.
+        folder: the folder.
+        escape: whether all text is escaped, for HTML.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(package, folder),
+        undefined=StrictUndefined,
+        autoescape=escape,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=not escape,
+    )
 
 
 def print_line(console: Any, text: str) -> None:

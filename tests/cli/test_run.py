@@ -140,10 +140,10 @@ def test_a_folder_with_bad_images_trains_on_the_rest_and_says_so(feddg, image_fo
 
 
 def test_a_dry_run_does_not_lay_missing_weights_on_the_user(feddg, image_folder, monkeypatch):
-    def absent(backbone):
+    def absent(backbone, weights):
         raise WeightsError("no network")
 
-    monkeypatch.setattr("feddg.runs.beforehand.fetch_imagenet", absent)
+    monkeypatch.setattr("feddg.runs.beforehand.require_weights", absent)
     where = ["--root", image_folder, "--hold-out", "red", "--clients", "2"]
     code, shown, said = feddg("run", *where, "--dry-run")
     assert code == 0, said

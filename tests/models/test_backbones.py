@@ -17,7 +17,7 @@ from feddg.models.backbones import (
     SmallCNN,
     backbone_names,
     build_network,
-    fetch_imagenet,
+    require_weights,
     split_network,
 )
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
@@ -268,7 +268,7 @@ def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
         raise OSError("no network\nand more")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    fetch_imagenet(LITE)  # its package is there
+    require_weights(LITE, "imagenet")  # its package is there
     absent = PACKAGED["tf_efficientnet_lite1"]._replace(package="nobodys_package")
     monkeypatch.setitem(PACKAGED, "tf_efficientnet_lite1", absent)
     for name, remedy in (
@@ -277,7 +277,7 @@ def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
         ("nfnet_f0", "has no pretrained weights"),
     ):
         with pytest.raises(WeightsError, match=remedy):
-            fetch_imagenet(name)
+            require_weights(name, "imagenet")
 
 
 def test_downloaded_weights_are_timms_and_leave_other_draws_alone(monkeypatch):

@@ -122,9 +122,8 @@ def test_images_as_deep_as_a_domain_of_the_run_are_read_as_there(tmp_path, caplo
         caplog.clear()
         pixels = numpy.full((16, 16), 2**used - 1, numpy.uint16)
         tifffile.imwrite(tmp_path / "one.tif", pixels, photometric="minisblack")
-        deepest = max(depths, default=0)
         fields = {"class_names": ["a"], "image_size": 16, "resize": "squash", "input": "RGB"}
-        about = ModelDescription(**fields, bits=deepest, depths=depths)
+        about = ModelDescription(**fields, depths=depths)
         found = predictor_of(SimpleNamespace(description=about), [tmp_path / "one.tif"], 1).bits
         served = about.decode(tmp_path / "one.tif")
         assert (served == decode_image(tmp_path / "one.tif", 16, bits=found)).all()

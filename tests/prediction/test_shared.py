@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import feddg
 from feddg.errors import RunError
 from feddg.prediction.export import save_model
-from feddg.prediction.shared import CONFIG, WEIGHTS
+from feddg.prediction.shared import CONFIG, WEIGHTS, read_shared
 from odd_inputs import NOT_FINITE
 
 
@@ -78,6 +78,10 @@ def test_a_newer_version_is_named(folder: Path) -> None:
         (lambda f: f["about"].update(image_size=0), "about.image_size"),
         (lambda f: f["about"].update(resize="often"), "about.resize"),
         (lambda f: f["about"].update(features=2**62), "about.features"),
+        (lambda f: f["about"].update(depths=[10**9]), "about.depths"),
+        (lambda f: f["about"].update(tile=1), "about.tile"),
+        (lambda f: f["about"].update(bands=[3, 2]), "about.bands"),
+        (lambda f: f["about"].update(bands=[0]), "about.bands"),
         (lambda f: f["network"]["model"].update(backbone="timm:hf-hub:a/b"), "unknown backbone"),
         (lambda f: f["network"]["model"].update(layers=3), "model.layers"),
         (lambda f: f["network"]["method"].update(name="os.system"), "unknown method"),
@@ -88,6 +92,11 @@ def test_a_newer_version_is_named(folder: Path) -> None:
 def test_settings_that_are_none_are_named(folder: Path, update, words: str) -> None:
     change(folder, update)
     refused(folder, words)
+
+
+def test_what_a_model_says_of_itself_cannot_command_a_terminal(folder: Path) -> None:
+    change(folder, lambda fields: fields["about"].update(result="good\x1b[2J"))
+    assert read_shared(folder).about.result == r"good\x1b[2J"
 
 
 def test_other_weights_are_refused(folder: Path) -> None:

@@ -135,10 +135,10 @@ def test_domains_that_differ_in_case_alone_stay_two(tmp_path):
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing can be downloaded."""
 
-    def fetch(backbone: str) -> None:
+    def fetch(backbone: str, weights: str) -> None:
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(beforehand, "fetch_imagenet", fetch)
+    monkeypatch.setattr(beforehand, "require_weights", fetch)
 
 
 def test_a_run_from_scratch_says_so_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -234,7 +234,7 @@ def test_a_plan_on_features_counts_them_and_keeps_its_data_set(tmp_path: Path) -
 def test_a_comparison_keeps_weights_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(beforehand, "fetch_imagenet", lambda backbone: None)
+    monkeypatch.setattr(beforehand, "require_weights", lambda backbone, weights: None)
     plan = Plan(base={"data": FOLDER["data"]}, hold_out="lodo")
     assert plan_with_weights_at_hand(plan) is plan
     assert not caplog.messages

@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from pydantic import Field, ValidationError
 
 from feddg.data.data_set import DATA_SETS, load_source
@@ -24,6 +24,7 @@ from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
 from feddg.records import JsonFile
 from feddg.storage import open_file, parse_fields, private_folder
+from feddg.text import templates_of
 
 JOIN = "join.json"
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
@@ -208,13 +209,7 @@ def write_app(
         raise ExperimentError(f"{folder}: choose a folder without {bad.group()!r} in its path")
     versions = {"feddg": version("feddg"), "flwr": version("flwr")}
     local = host in ("localhost", "127.0.0.1")
-    environment = Environment(
-        loader=PackageLoader("feddg.deploy"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # nothing here is a page
-    )
+    environment = templates_of("feddg.deploy")
     environment.filters |= {
         "toml": partial(json.dumps, ensure_ascii=False),
         "toml_lines": _multiline,

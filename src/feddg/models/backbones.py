@@ -533,17 +533,12 @@ def _fitted(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         return state
 
 
-def fetch_imagenet(backbone: str) -> None:
-    """Makes sure that ImageNet weights are on this machine; downloads them if they are not.
+def require_weights(backbone: str, weights: str | None) -> None:
+    """Makes sure that pretrained weights are on this machine, before hours of decoding images.
 
     Raises:
-        WeightsError: there are none, or they cannot be downloaded.
+        WeightsError: they are not, and cannot be downloaded.
     """
-    _pretrained(backbone, IMAGENET)
-
-
-def require_weights(backbone: str, weights: str | None) -> None:
-    """Raises WeightsError if pretrained weights cannot be had: before hours of decoding images."""
     if weights is not None:
         _pretrained(backbone, weights)
 

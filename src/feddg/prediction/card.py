@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from feddg.data.data_set import DATA_SETS
 from feddg.evaluation.intervals import wilson
@@ -17,6 +17,7 @@ from feddg.runs.diagnostics import split_accuracy
 from feddg.runs.reading import LedgerRecord, Run, read_run
 from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import IMAGENET, grouped
+from feddg.text import templates_of
 
 TAG, TASK = "federated-learning", "image-classification"
 """The tag and the task of our model cards."""
@@ -121,12 +122,6 @@ def _cell(text: str) -> str:
 
 @cache
 def _template() -> Template:
-    templates = Environment(
-        loader=PackageLoader("feddg.prediction"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    templates = templates_of("feddg.prediction")
     templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
     return templates.get_template("model_card.md.j2")

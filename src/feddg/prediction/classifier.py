@@ -50,7 +50,6 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         weights=fingerprint(predictor),
         class_names=trained.class_names,
         **data.model_dump(include={"image_size", "resize", "range", "bands", "tile", "features"}),
-        bits=max(depths, default=0),
         depths=depths,
         columns=data.all_options if data.features else {},
         input=f"features (batch, {data.features})"

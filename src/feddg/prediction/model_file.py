@@ -4,11 +4,11 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from feddg.models.convolutions import use_plain_convolutions
 from feddg.models.trained import fingerprint
 from feddg.records import ClassNames, Row
 from feddg.storage import file_faults, replace_file
+from feddg.text import printable
 
 OWN_WAY = "the method's own"
 """Text for a file without a test-time adaptation."""
@@ -39,6 +40,7 @@ MOST_FEATURES = 1 << 20
 RANDOM_IMAGES = 64
 TOLERANCE = 1e-4
 """Largest allowed difference of a probability from the run's."""
+Band = Annotated[int, Field(ge=1)]
 Outputs = tuple[numpy.ndarray, numpy.ndarray]
 """Probabilities ``(B, C)`` and labels ``(B,)``."""
 
@@ -76,8 +78,7 @@ class ModelDescription(ModelIdentity):
         range: which values are black and white, see :class:`feddg.data.decoding.Reading`.
         bands: which bands become colours.
         tile: side of the tiles into which large images are cut; None for no tiles.
-        bits: most bits that the values of a domain of the run use; 0 for 8-bit images.
-        depths: the bits that each of its deeper domains uses.
+        depths: the bits that the values of each deeper domain of the run use; none for 8 bits.
         features: numbers in a row, of a model that takes features instead of images.
         columns: options of the table of features it was trained on.
         feature_names: that table's columns of features, in order.
@@ -99,16 +100,17 @@ class ModelDescription(ModelIdentity):
     resize: Resize
     input: str
     range: ValueRange = "auto"
-    bands: tuple[int, ...] = ()
-    tile: int | None = None
-    bits: int = Field(0, ge=0, le=32)
-    depths: tuple[int, ...] = ()
+    bands: tuple[()] | tuple[Band] | tuple[Band, Band, Band] = ()
+    tile: int | None = Field(None, ge=16)
+    depths: tuple[Annotated[int, Field(ge=0, le=32)], ...] = ()
     features: int | None = Field(None, ge=1, le=MOST_FEATURES)
     columns: dict[str, object] = Field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
-    result: str = "The file does not say how good it was where nobody trained."
+    result: Annotated[str, AfterValidator(printable)] = (
+        "It comes from no run that says how good it was where nobody trained."
+    )
     adaptation: str | None = None
     format: str = ""
     feddg: str = ""
@@ -123,9 +125,14 @@ class ModelDescription(ModelIdentity):
         return Reading(self.range, self.bands, self.tile)
 
     @property
+    def bits(self) -> int:
+        """The bits that the run's deepest domain uses; 0 for 8-bit images."""
+        return max(self.depths, default=0)
+
+    @property
     def known_depths(self) -> tuple[int, ...]:
         """The bits that images of the run's domains use, the deeper ones'."""
-        return (self.bits, *self.depths)
+        return self.depths or (0,)
 
     def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
         """Returns the pixels of a whole file, ``(image_size, image_size, 3)`` uint8.
@@ -281,7 +288,6 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     values = "in 0..1, floats" if format == "safetensors" else "uint8 in 0..255"
     fields = {
         "resize": "squash",
-        "result": "It comes from no run that says how good it was where nobody trained.",
         **metadata,
         "feddg": feddg.__version__,
         "format": format,

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 from PIL import Image, UnidentifiedImageError, features
 
 from feddg.data.images import FORMATS
 from feddg.errors import RunError
 from feddg.storage import file_faults, open_file, replace_text
+from feddg.text import templates_of
 
 SMALL_ENOUGH = 100_000
 WIDEST = 1600
@@ -180,14 +181,7 @@ def template_named(name: str, package: str = "feddg.report", folder: str = "temp
         package: the package with the templates.
         folder: their folder in the package.
     """
-    templates = Environment(
-        loader=PackageLoader(package, folder),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return templates.get_template(name)
+    return templates_of(package, folder, escape=True).get_template(name)
 
 
 def write_file(out: Path, text: str) -> Path:

@@ -18,7 +18,7 @@ from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
 from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
 from feddg.federation.federation import build
-from feddg.models.backbones import fetch_imagenet
+from feddg.models.backbones import require_weights
 from feddg.privacy.building import build_defences
 from feddg.records import ClientsTable
 from feddg.runs.execute import is_complete
@@ -111,7 +111,7 @@ def _can_be_had(model: ModelSettings) -> bool:
     if model.weights != IMAGENET:
         return True
     try:
-        fetch_imagenet(model.backbone)
+        require_weights(model.backbone, IMAGENET)
     except WeightsError as error:
         warn("weights-not-had", f"{error}. Nothing was said of weights, so it is the latter.")
         return False
