@@ -30,14 +30,7 @@ from feddg.data.decoding import (
     read_tiff,
 )
 from feddg.data.fingerprint import file_of
-from feddg.data.images import (
-    IMAGE_SUFFIXES,
-    REMEDIES,
-    ImageTable,
-    composed,
-    is_dicom,
-    plain_name,
-)
+from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, composed, is_dicom, plain_name
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning

@@ -26,17 +26,7 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
-from feddg.records import (
-    ID_VAL,
-    LAST,
-    OPENED_SUMS,
-    PRIVACY,
-    VAL,
-    WISE_FT,
-    JsonFile,
-    NumberRow,
-    Row,
-)
+from feddg.records import ID_VAL, LAST, OPENED_SUMS, PRIVACY, VAL, WISE_FT, JsonFile, NumberRow, Row
 from feddg.runs.reading import (
     ADAPTED,
     EXPERIMENT,
