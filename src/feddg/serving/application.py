@@ -27,7 +27,7 @@ from feddg.data.decoding import (
     names_in,
     quiet_pillow,
 )
-from feddg.data.images import ImageBytes, usable_formats
+from feddg.data.images import IMAGE_SUFFIXES, ImageBytes
 from feddg.diagnostics import Diagnostic
 from feddg.errors import MissingPackage
 from feddg.methods.base import title_of
@@ -410,7 +410,7 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
         energy_threshold=classifier.threshold,
         result=classifier.result,
         diagnostics=classifier.diagnostics,
-        formats=sorted(usable_formats()),
+        formats=sorted(IMAGE_SUFFIXES),
         limits=limits,
         feddg=feddg.__version__,
     )
