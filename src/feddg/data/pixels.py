@@ -51,6 +51,7 @@ from feddg.messages import Weights, on_device
 from feddg.records import BadImageRow, JsonFile
 from feddg.settings import grouped
 from feddg.storage import (
+    A_DAY,
     file_faults,
     open_array,
     private_folder,
@@ -69,8 +70,6 @@ DECODERS = (
 """Packages that decode images. What one was missing for is decoded once it is installed."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""
-_LEFT = 86_400
-"""Age in seconds above which a temporary file cannot belong to a living process."""
 
 logger = logging.getLogger("feddg")
 SHARE = 0.25
@@ -269,9 +268,9 @@ def _writing_to(cache: Path) -> Iterator[None]:
     with file_faults(DataError, f"Cannot write the pixel cache in {cache}"):
         private_folder(cache)
         for left in cache.glob("partial-*"):
-            if time.time() - left.stat().st_mtime > _LEFT:
+            if time.time() - left.stat().st_mtime > A_DAY:
                 shutil.rmtree(left, ignore_errors=True)
-        sweep_asides(cache, older_than=_LEFT)
+        sweep_asides(cache)
         yield
 
 

@@ -207,8 +207,10 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise self.unwritable(path, error) from None
-        for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS, MODELS))):
+        for folder in (path, path / FIGURES):  # where pages and pictures may be written meanwhile
             sweep_asides(folder)
+        for name in (CHECKPOINTS, SNAPSHOTS, MODELS):
+            sweep_asides(path / name, older_than=0)
         _sweep_unfinished(path)
         self._experiment = ""
         self._index: CheckpointIndex | None = None
