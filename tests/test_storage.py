@@ -63,17 +63,6 @@ def test_folders_that_are_there_keep_their_mode(tmp_path):
     assert mode(shared) == 0o755
 
 
-def test_on_windows_no_process_is_sent_a_signal_to_see_whether_it_lives(monkeypatch, tmp_path):
-    psutil = pytest.importorskip("psutil")
-    monkeypatch.setattr(storage, "_WINDOWS", True)
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signal 0 is Ctrl-C on Windows"))
-    monkeypatch.setattr(psutil, "pid_exists", lambda process: process == 1)
-    for process in (1, 2):
-        (tmp_path / f".rows.json.{process}.7").write_text("half")
-    storage.sweep_asides(tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == [".rows.json.1.7"]
-
-
 class OlderLock:
     """A lock as filelock's before 3.24: what it holds may be a file that is no longer there."""
 

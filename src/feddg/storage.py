@@ -25,9 +25,9 @@ from feddg.errors import FeddgError, RunError
 log = logging.getLogger("feddg")
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
-_ASIDE = re.compile(r"\..+\.(\d+)\.\d+")
+_ASIDE = re.compile(r"\..+\.\d+\.\d+")
+A_DAY = 86_400
 _CHUNK = 1 << 20
-_WINDOWS = os.name == "nt"
 # Windows waits for no writer, but changes bytes unless told otherwise.
 _READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MOST_VALUES = 100_000
@@ -134,36 +134,20 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def sweep_asides(folder: Path, *, older_than: float = 0) -> None:
+def sweep_asides(folder: Path, *, older_than: float = A_DAY) -> None:
     """Removes temporary files of killed processes, if possible.
 
     Args:
         folder: the folder; its subfolders are not searched.
-        older_than: age in seconds; needed for folders shared with other machines, whose processes
-            cannot be seen here.
+        older_than: age in seconds above which nobody writes them any more; 0 where no other process
+            writes.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            written_by = _ASIDE.fullmatch(entry.name)
-            if written_by is None or _is_alive(int(written_by[1])):
-                continue
-            with suppress(OSError):
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime >= older_than:
-                    os.unlink(entry.path)
-
-
-def _is_alive(process: int) -> bool:
-    if _WINDOWS:  # there, signal 0 is Ctrl-C
-        import psutil
-
-        return bool(psutil.pid_exists(process))
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True
+            if _ASIDE.fullmatch(entry.name):
+                with suppress(OSError):
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime >= older_than:
+                        os.unlink(entry.path)
 
 
 def is_file(path: Path, fault: type[FeddgError] = RunError) -> bool:

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +32,10 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import (
     IMAGE_SUFFIXES,
+    USABLE_FORMATS,
     ImageBytes,
     ImageTable,
     from_folder,
-    heif_is_known,
-    usable_formats,
 )
 from feddg.data.inspection import about_survey, survey
 from feddg.data.pixels import open_pixels
@@ -604,27 +604,26 @@ def test_a_damaged_file_is_named_once_not_once_for_every_tile(tmp_path):
 
 
 def test_every_suffix_that_counts_as_an_image_is_decoded(subtests, tmp_path_factory):
-    for suffix in sorted(set(usable_formats()) - {".dcm", ".dicom"}):
+    for suffix in sorted(set(USABLE_FORMATS) - {".dcm", ".dicom"}):
         with subtests.test(suffix=suffix):
             tmp_path = tmp_path_factory.mktemp("case")
             path = tmp_path / f"a{suffix}"
-            if usable_formats()[suffix] == "HEIF":
+            if USABLE_FORMATS[suffix] == "HEIF":
                 from feddg.data.images import register_heif
 
                 register_heif()
-            Image.new("RGB", (64, 64), (200, 100, 50)).save(path, usable_formats()[suffix])
+            Image.new("RGB", (64, 64), (200, 100, 50)).save(path, USABLE_FORMATS[suffix])
             assert abs(decode_image(path, 8).astype(int) - (200, 100, 50)).max() <= 40
             assert suffix in IMAGE_SUFFIXES
 
 
 def test_photos_of_phones_need_a_package():
-    assert (".heic" in usable_formats()) == heif_is_known()
+    assert (".heic" in USABLE_FORMATS) == (find_spec("pillow_heif") is not None)
 
 
 def test_without_pydicom_one_line_says_what_to_install(tmp_path, monkeypatch):
     for module in ("data.images", "data.decoding", "data.inspection", "prediction.classifier"):
         monkeypatch.setattr(f"feddg.{module}.IMAGE_SUFFIXES", frozenset({".png"}))
-    monkeypatch.setattr("feddg.data.images.dicom_is_known", lambda: False)
     file = tmp_path / "n/x/a.dcm"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"\0" * 128 + b"DICM")

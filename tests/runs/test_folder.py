@@ -1,5 +1,7 @@
 """A run folder: checkpoints stay whole, one process writes, strangers' files stay."""
 
+import os
+import time
 from contextlib import suppress
 
 import pytest
@@ -86,6 +88,16 @@ def test_what_no_checkpoint_names_is_swept_out_of_the_models(tmp_path):
         assert not list((tmp_path / "models").glob(".*"))
         folder.load_checkpoint()
         assert [path.name for path in (tmp_path / "models").iterdir()] == ["kept.safetensors"]
+
+
+def test_a_page_that_is_written_meanwhile_is_not_swept(tmp_path):
+    page, old = tmp_path / ".report.html.4194305.1", tmp_path / ".report.html.4194306.1"
+    for file in (page, old):
+        file.write_text("half")
+    os.utime(old, (0, time.time() - 100_000))
+    RunFolder(tmp_path).close()
+    assert page.exists()
+    assert not old.exists()
 
 
 def test_what_a_kill_left_of_weights_is_swept_and_dropped(tmp_path):

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from feddg.data.images import IMAGE_SUFFIXES, ImageTable, dicom_is_known
+from feddg.data.images import IMAGE_SUFFIXES, ImageTable
 from feddg.data.partition import Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, warn
@@ -74,7 +74,8 @@ def _patients(table: ImageTable) -> np.ndarray | None:
     """
     root = table.root
     suffixes = {PurePosixPath(path).suffix.lower() for path in table.paths}
-    if root is None or not dicom_is_known() or suffixes <= IMAGE_SUFFIXES - {".dcm", ".dicom"}:
+    dicom = IMAGE_SUFFIXES & {".dcm", ".dicom"}
+    if root is None or not dicom or suffixes <= IMAGE_SUFFIXES - dicom:
         return None
     from feddg.data.formats.dicom import patient_of
 

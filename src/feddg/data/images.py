@@ -67,29 +67,16 @@ _COLUMNS = (
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
-def heif_is_known() -> bool:
-    """Returns whether HEIF photos can be decoded here."""
-    return find_spec("pillow_heif") is not None
-
-
-def dicom_is_known() -> bool:
-    """Returns whether DICOM files can be decoded here."""
-    return find_spec("pydicom") is not None
-
-
-def usable_formats() -> dict[str, str]:
-    """Returns the formats that can be decoded here: Pillow's name by suffix."""
-    formats = dict(_ALWAYS)
-    supported = features.get_supported()
-    if "jpg_2000" in supported:
-        formats |= _JPEG2000
-    if "avif" in supported:
-        formats |= _AVIF
-    formats |= _HEIF if heif_is_known() else {}
-    return formats | _DICOM if dicom_is_known() else formats
-
-
-FORMATS = tuple(dict.fromkeys(f for f in usable_formats().values() if f not in ("HEIF", "DICOM")))
+USABLE_FORMATS = {
+    **_ALWAYS,
+    **(_JPEG2000 if features.check("jpg_2000") else {}),
+    **(_AVIF if features.check("avif") else {}),
+    **(_HEIF if find_spec("pillow_heif") else {}),
+    **(_DICOM if find_spec("pydicom") else {}),
+}
+"""The formats that can be decoded here: Pillow's name by suffix."""
+IMAGE_SUFFIXES = frozenset(USABLE_FORMATS)
+FORMATS = tuple(dict.fromkeys(f for f in USABLE_FORMATS.values() if f not in ("HEIF", "DICOM")))
 """The formats that a file's content may have, whatever its name. Pillow opens dozens of formats and
 starts other programs for some (Ghostscript for EPS). A HEIF file must be named as one; a DICOM file
 must not be named as one of these.
@@ -151,10 +138,10 @@ def open_image(path: ImageSource) -> Iterator[Image.Image]:
         OSError: it cannot be opened, or is no plain file.
     """
     formats, ending = FORMATS, path.suffix.lower()
-    if ending in _HEIF and heif_is_known():
+    if ending in _HEIF and ending in IMAGE_SUFFIXES:
         register_heif()
         formats = (*FORMATS, "HEIF")
-    elif (ending in _DICOM or ending not in IMAGE_SUFFIXES) and dicom_is_known():
+    elif (ending in _DICOM or ending not in IMAGE_SUFFIXES) and ".dcm" in IMAGE_SUFFIXES:
         register_dicom()
         formats = ("DICOM", *FORMATS)  # first: a TIFF may be hidden in its head
     with open_source(path) as file, Image.open(file, formats=formats) as image:
@@ -163,20 +150,16 @@ def open_image(path: ImageSource) -> Iterator[Image.Image]:
 
 @cache
 def register_heif() -> None:
-    """Registers HEIF with Pillow, if the optional package is installed; may be called again."""
-    if heif_is_known():
-        from pillow_heif import register_heif_opener
+    """Registers HEIF with Pillow; needs the optional package."""
+    from pillow_heif import register_heif_opener
 
-        register_heif_opener()
+    register_heif_opener()
 
 
 @cache
 def register_dicom() -> None:
     """Registers DICOM with Pillow; needs the optional package."""
     Image.register_open("DICOM", FURTHER_FORMATS.find("DICOM"))
-
-
-IMAGE_SUFFIXES = frozenset(usable_formats())
 
 
 def endings() -> str:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,6 +51,7 @@ from feddg.messages import Weights, on_device
 from feddg.records import BadImageRow, JsonFile
 from feddg.settings import grouped
 from feddg.storage import (
+    A_DAY,
     file_faults,
     open_array,
     private_folder,
@@ -69,8 +70,6 @@ DECODERS = (
 """Packages that decode images. What one was missing for is decoded once it is installed."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""
-_LEFT = 86_400
-"""Age in seconds above which a temporary file cannot belong to a living process."""
 
 logger = logging.getLogger("feddg")
 SHARE = 0.25
@@ -89,36 +88,37 @@ def installed_decoders() -> dict[str, str]:
     return versions
 
 
-@dataclass(frozen=True)
 class DecodedFiles:
-    """The sources of a cache: distinct files sorted by path, and how they are decoded."""
+    """The sources of a cache: a table's distinct files sorted by path, and how they are decoded.
 
-    root: Path
-    paths: tuple[str, ...]
-    size: int
-    resize: Resize
-    seen: Callable[[str], object] | None = None
-    reading: Reading = AS_IT_IS
-    bits: Mapping[str, int] = field(default_factory=dict)
+    Args:
+        table: images in files.
+        size: as the rest, see :func:`open_pixels`.
+        resize: see there.
+        seen: see there.
+        reading: see there.
+        depths: see there.
 
-    @classmethod
-    def of(
-        cls,
+    Raises:
+        DataError: there are no images.
+    """
+
+    def __init__(
+        self,
         table: ImageTable,
         size: int,
         resize: Resize,
-        seen: Callable[[str], object] | None = None,
-        reading: Reading = AS_IT_IS,
-        depths: Mapping[str, int] = MappingProxyType({}),
-    ) -> "DecodedFiles":
-        """Returns the files of a table; ``depths`` is the bit depth in use by domain name."""
+        seen: Callable[[str], object] | None,
+        reading: Reading,
+        depths: Mapping[str, int],
+    ) -> None:
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
+        self.root, self.paths = table.root.resolve(), tuple(sorted(set(table.paths)))
+        self.size, self.resize, self.reading, self._seen = size, resize, reading, seen
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
         by_path = zip(table.paths, domains)
-        bits = {path: depths[domain] for path, domain in by_path if domain in depths}
-        paths = tuple(sorted(set(table.paths)))
-        return cls(table.root.resolve(), paths, size, resize, seen, reading, bits)
+        self.bits = {path: depths[domain] for path, domain in by_path if domain in depths}
 
     @cached_property
     def by_file(self) -> dict[str, list[str]]:
@@ -181,8 +181,8 @@ class DecodedFiles:
         except UnusableImageError as error:
             return [BadImageRow(path=path, reason=str(error)) for path in paths]
         finally:
-            if self.seen is not None:
-                self.seen(file)
+            if self._seen is not None:
+                self._seen(file)
 
 
 def _cached_pixels(
@@ -268,9 +268,9 @@ def _writing_to(cache: Path) -> Iterator[None]:
     with file_faults(DataError, f"Cannot write the pixel cache in {cache}"):
         private_folder(cache)
         for left in cache.glob("partial-*"):
-            if time.time() - left.stat().st_mtime > _LEFT:
+            if time.time() - left.stat().st_mtime > A_DAY:
                 shutil.rmtree(left, ignore_errors=True)
-        sweep_asides(cache, older_than=_LEFT)
+        sweep_asides(cache)
         yield
 
 
@@ -491,7 +491,7 @@ def open_pixels(
     if reading.tile is not None and table.root is not None:
         with quiet_pillow(tiled=True):
             table = cut(table, reading.tile)
-    files = DecodedFiles.of(table, size, resize, seen, reading, depths)
+    files = DecodedFiles(table, size, resize, seen, reading, depths)
     needed = math.prod(files.shape)
     if tiled and needed > budget_bytes:
         raise DataError(

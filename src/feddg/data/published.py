@@ -16,6 +16,7 @@ from feddg.data.data_set import DataSet
 from feddg.data.decoding import hash_of
 from feddg.data.images import (
     FORMATS,
+    USABLE_FORMATS,
     ImageTable,
     check_folder,
     folder_names,
@@ -23,7 +24,6 @@ from feddg.data.images import (
     image_names,
     listed_images,
     plain_name,
-    usable_formats,
 )
 from feddg.diagnostics import warn
 from feddg.errors import DataError
@@ -345,7 +345,7 @@ def _write(folder: Path, name: str, content: bytes) -> str:
 
 def image_suffix(content: bytes) -> str:
     """Returns the suffix of an image file by its content; ``.png`` if it is not an image."""
-    suffixes = {name: suffix for suffix, name in reversed(usable_formats().items())}
+    suffixes = {name: suffix for suffix, name in reversed(USABLE_FORMATS.items())}
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             return suffixes.get(str(image.format), ".png")

@@ -173,7 +173,7 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     places = numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int)
     sample, reading = table.take(numpy.unique(places)), Reading.of(data)
     depths = survey(table, reading).depths
-    files = DecodedFiles.of(sample, data.image_size, data.resize, None, reading, depths)
+    files = DecodedFiles(sample, data.image_size, data.resize, None, reading, depths)
     with quiet_pillow(tiled=data.tile is not None):
         bad = files.decode_all(lambda pixels: None, silent)
     count = len(bad)

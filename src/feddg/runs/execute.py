@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
-from feddg.evaluation.accuracy import (
-    Evaluation,
-    Outputs,
-    about_support,
-    energy,
-    energy_threshold,
-)
+from feddg.evaluation.accuracy import Evaluation, Outputs, about_support, energy, energy_threshold
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -42,10 +36,7 @@ from feddg.records import (
     RoundRow,
     SetupRow,
 )
-from feddg.runs.diagnostics import (
-    about_divergence,
-    about_end,
-)
+from feddg.runs.diagnostics import about_divergence, about_end
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder

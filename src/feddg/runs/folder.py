@@ -26,17 +26,7 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
-from feddg.records import (
-    ID_VAL,
-    LAST,
-    OPENED_SUMS,
-    PRIVACY,
-    VAL,
-    WISE_FT,
-    JsonFile,
-    NumberRow,
-    Row,
-)
+from feddg.records import ID_VAL, LAST, OPENED_SUMS, PRIVACY, VAL, WISE_FT, JsonFile, NumberRow, Row
 from feddg.runs.reading import (
     ADAPTED,
     EXPERIMENT,
@@ -217,8 +207,10 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise self.unwritable(path, error) from None
-        for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS, MODELS))):
+        for folder in (path, path / FIGURES):  # where pages and pictures may be written meanwhile
             sweep_asides(folder)
+        for name in (CHECKPOINTS, SNAPSHOTS, MODELS):
+            sweep_asides(path / name, older_than=0)
         _sweep_unfinished(path)
         self._experiment = ""
         self._index: CheckpointIndex | None = None

@@ -435,11 +435,7 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         ask = f"--hold-out DOMAIN, one of {first_names(table.domain_names, 12)}"
         if DATA_SETS.find(data.source).domains:
             raise ExperimentError(f"name the domain nobody trains on: {ask}")
-        warn(
-            "nothing-held-out",
-            _NOT_NEW,
-            f"To know that: {ask}.",
-        )
+        warn("nothing-held-out", _NOT_NEW, f"To know that: {ask}.")
     in_domain, copies = _in_domain(table), _copies(table, loaded, data)
     if table.split is not None and data.own_split and not in_domain:
         warn(
@@ -447,10 +443,11 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
             "The data set's own split holds domains out; it is not used, as hold_out names "
             f"{first_names(held_out)}.",
         )
-    roles, units = (table.split if in_domain and data.own_split else None), None
-    if roles is not None:
+    roles = None
+    if in_domain and data.own_split:
         _unused_shares(data, "the data set's own split")
-    if roles is None and (units := units_of(table, copies)) is not None:
+        roles = table.split
+    elif (units := units_of(table, copies)) is not None:
         check_shares(data.id_val, data.id_test)
         roles = roles_of_units(table, units, data.id_val, data.id_test, experiment.seed)
     return hold_out(

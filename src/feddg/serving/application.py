@@ -27,7 +27,7 @@ from feddg.data.decoding import (
     names_in,
     quiet_pillow,
 )
-from feddg.data.images import ImageBytes, usable_formats
+from feddg.data.images import IMAGE_SUFFIXES, ImageBytes
 from feddg.diagnostics import Diagnostic
 from feddg.errors import MissingPackage
 from feddg.methods.base import title_of
@@ -441,7 +441,7 @@ def create_application(
     """
     limits = limits or ServeLimits()
     known = dict(classifier.description)
-    description = ModelAnswer(**known, formats=sorted(usable_formats()), limits=limits)
+    description = ModelAnswer(**known, formats=sorted(IMAGE_SUFFIXES), limits=limits)
     template = template_named("page.html.j2", "feddg.serving", "page")
     page = template.render(
         model=description,

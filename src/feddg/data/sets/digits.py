@@ -10,13 +10,7 @@ from PIL import Image
 
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable
-from feddg.data.published import (
-    Drawn,
-    compare_counts,
-    folder_of,
-    kept_drawn,
-    needs_root,
-)
+from feddg.data.published import Drawn, compare_counts, folder_of, kept_drawn, needs_root
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
 from feddg.storage import file_faults, open_file

@@ -10,11 +10,10 @@ from pydantic import Field
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import taken_images
+from feddg.data.sets.table_of_images import ROLES
 from feddg.errors import DataError, nearest, need
 from feddg.settings import Settings
 from feddg.storage import why
-
-ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 
 
 class HuggingFaceOptions(Settings):
@@ -74,7 +73,7 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
     }
     split = None
     if len(parts) > 1:
-        roles = [ROLES[part] for part, rows in parts.items() for _ in range(len(rows))]
+        roles = [ROLES[part.lower()] for part, rows in parts.items() for _ in range(len(rows))]
         split = roles_of_domains(roles, columns["domain"])
     return listed_images(
         folder,
@@ -113,7 +112,7 @@ def _chosen(data_set: Any, split: str | None) -> dict[str, Any]:
                 f"{', '.join(parts)}."
             )
         return {split: parts[split]}
-    strange = [part for part in parts if part not in ROLES]
+    strange = [part for part in parts if part.lower() not in ROLES]
     if strange and len(parts) > 1:
         raise DataError(
             f"It has the splits {', '.join(parts)}: name one (--set data.options.split="
