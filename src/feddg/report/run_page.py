@@ -225,11 +225,10 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 
 def _worst_class(run: Run) -> str:
     """The class of least recall on held-out test images, of those with enough; empty if unknown."""
-    classes = _class_names(run)
-    tables = [row.confusion for row in run.result.where(split=TEST, metric="accuracy")]
-    if not classes or not tables or None in tables:
+    classes, confusions = _class_names(run), _confusions(run)
+    if not classes or len(confusions) < max(1, len(run.result.where(split=TEST).domains)):
         return ""
-    counts = np.sum([np.array(table, float) for table in tables], axis=0)
+    counts = np.sum([*confusions.values()], axis=0)
     support = counts.sum(1)
     enough = np.flatnonzero(support >= FEW)
     if len(enough) < 2:
@@ -241,9 +240,15 @@ def _worst_class(run: Run) -> str:
         "worst_class",
         name=classes[index],
         recall=float(recall.min()),
-        images=int(support[index]),
+        images=round(support[index]),
         taken_for=classes[int(others.argmax())] if others.any() else "",
     )
+
+
+def _confusions(run: Run) -> dict[str, charts.Counts]:
+    """Images by true and predicted class, of each test domain; the mean over models of several."""
+    rows = run.result.where(split=TEST, metric="accuracy").rows
+    return {row.domain: np.array(row.confusion) / row.models for row in rows if row.confusion}
 
 
 def _status_text(run: Run) -> str:
@@ -396,8 +401,8 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 
 
 def _mistakes_section(run: Run) -> Section | None:
-    classes, rows = _class_names(run), run.result.where(split=TEST, metric="accuracy").rows
-    counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
+    classes = _class_names(run)
+    counts = {readable(domain): counts for domain, counts in _confusions(run).items()}
     if not counts or not classes:
         return None
     if len(counts) > MOST_CONFUSIONS:
