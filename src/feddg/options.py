@@ -97,15 +97,6 @@ def comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def shares(text: str) -> list[float]:
-    """Reads values of lambda, separated by commas.
-
-    Raises:
-        ExperimentError: one is not a number.
-    """
-    return _values(text, float, f"--heterogeneity {text}: write numbers: 0,0.1,1")
-
-
 def whole_numbers(flag: str, text: str) -> list[int]:
     """Reads whole numbers separated by commas.
 
@@ -456,7 +447,7 @@ SEVERAL = {
         "hold_out", hold_outs, "lodo, ltdo, ltdo-all, or sketch;val=ink,test=photo"
     ),
     "clients": Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
-    "heterogeneity": Several("heterogeneity", shares, "0,0.1,1"),
+    "heterogeneity": Several("heterogeneity", comma_separated, "0,0.1,1"),
 }
 """How comparing commands read flags that take several values there."""
 FLAGS = {field: panel for panel, fields in PANELS.items() for field in fields.split()}
