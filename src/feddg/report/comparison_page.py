@@ -43,7 +43,6 @@ from feddg.text import (
     command,
     counted,
     listed,
-    number,
     readable,
     short,
 )
@@ -301,11 +300,9 @@ def _steps(results: Results) -> Iterator[Step]:
             command(*again, "--hold-out", "lodo"),
         )
     if not best.margin.seeds.excludes_zero:
-        seeds = sorted(results.seeds)
-        wanted = max(2 * len(seeds), 3)
-        seeds += range(seeds[-1] + 1, seeds[-1] + 1 + wanted - len(seeds))
-        counted_up = seeds == [*range(wanted)]
+        seeds = results.seeds
+        more = range(seeds[-1] + 1, seeds[-1] + 1 + max(len(seeds), 3 - len(seeds)))
         yield (
-            f"These runs do not decide. Run {number(wanted)} seeds; complete runs are kept:",
-            command(*again, "--seeds", str(wanted) if counted_up else ",".join(map(str, seeds))),
+            "These runs do not decide. Run more seeds; complete runs are kept:",
+            command(*again, "--seeds", ",".join(map(str, [*seeds, *more]))),
         )
