@@ -815,7 +815,7 @@ def test_ranking_winner_and_interval_are_of_one_budget(tmp_path):
     assert winners == ["Ridge", "PARDON"]
     traces = picture.figure["data"]
     assert [trace["name"] for trace in traces if trace["name"]] == ["FedAvg", "PARDON", "Ridge"]
-    colour = line_styles({method: method for method in gains})["pardon"].colour
+    colour = line_styles(list(gains))["pardon"].colour
     (band,) = (t for t in traces if t.get("fill") and t["line"]["color"] == colour)
     assert len(band["x"]) == 2 * 6  # round 0 is the same in all runs
     numbers = results.frame().query("method == 'ridge' and metric == 'accuracy'")
