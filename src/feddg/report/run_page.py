@@ -592,18 +592,13 @@ ANOTHER_SEED: Final = (
     "One run cannot tell a difference from chance. Repeat it with other seeds, and with other "
     "methods (--method); `feddg report` shows several runs beside each other:"
 )
-TRAIN_LONGER: Final = "Accuracy was still rising at the end: train twice as long:"
-
-
-def steps_section(steps: Sequence[Step]) -> Section | None:
-    """Commands with their reasons; None if there are none."""
-    blocks: list[Block] = [block for why, line in steps for block in (Prose(why), Code(line))]
-    return section_of("What to do next", *blocks)
 
 
 def run_steps(run: Run) -> Section | None:
-    """The next steps after a run; None for one that was not even planned."""
-    return steps_section(list(_steps(run))) if run.settings.get("data") else None
+    """Commands with their reasons; None if there are none, or the run was not even planned."""
+    steps = _steps(run) if run.settings.get("data") else ()
+    blocks: list[Block] = [block for why, line in steps for block in (Prose(why), Code(line))]
+    return section_of("What to do next", *blocks)
 
 
 def _steps(run: Run) -> Iterator[Step]:
@@ -624,7 +619,8 @@ def _steps(run: Run) -> Iterator[Step]:
             if cause.flags:
                 yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
     elif STILL_RISING in codes:
-        yield from _again(run, TRAIN_LONGER, "--rounds", str(2 * experiment.train.rounds))
+        longer = str(2 * experiment.train.rounds)
+        yield from _again(run, "Accuracy was still rising at the end:", "--rounds", longer)
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
             yield from _again(run, ANOTHER_SEED, "--seed", str(experiment.seed + 1))
