@@ -244,13 +244,13 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def show(name: str, done: Any, **options: Any) -> None:
+def show(name: str, done: Any) -> None:
     """Prints what has ended by a function of another package, or else its folder alone."""
     printed = find(name)
     if printed is None:
         typer.echo(f"folder: {done.folder}")
     else:
-        printed(done, **options)
+        printed(done)
 
 
 def show_warnings(found: "Sequence[Diagnostic]") -> None:

@@ -49,14 +49,13 @@ FEW_SETTINGS = 10
 def comparison_page(results: Results) -> Page:
     """Returns the page of a comparison, at the largest budget and by budget if there are any."""
     every, results = results, results.at_largest
-    best, rule = tables.about_best(results), results.default_rule
+    rule = results.default_rule
     accuracies, is_fit = results.values(rule), results.no_method_fit is None
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     margins = tables.margin_table(results, rule)
     sections = [
         _accuracy_section(results),
         _budget_section(every),
-        Section(best[0], [Prose(best[1])]) if best else None,
         section_of("Decision", _decision_table(results)),
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
