@@ -9,12 +9,13 @@ compares the pages with this.
 
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
-from feddg.methods.base import Method, description_of, methods
+from feddg.methods.base import Method, methods
 
 FOLDER = Path(__file__).parent / "methods"
 DIFFERENCES = FOLDER / "differences.yaml"
@@ -31,6 +32,12 @@ FAMILIES = {
 }
 """What each method works on; a method stands in one."""
 HEADINGS = ("Equations", "Leaves the client", "Decisions")
+
+
+def description_of(method: type) -> str:
+    """Returns a method's description: the docstring with equations, of its class or its module."""
+    text = inspect.getdoc(method) or ""
+    return text if "\nEquations:" in text else inspect.getdoc(sys.modules[method.__module__]) or ""
 
 
 def sections(method: type[Method]) -> tuple[str, str, dict[str, str]]:

@@ -97,15 +97,6 @@ def comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def shares(text: str) -> list[float]:
-    """Reads values of lambda, separated by commas.
-
-    Raises:
-        ExperimentError: one is not a number.
-    """
-    return _values(text, float, f"--heterogeneity {text}: write numbers: 0,0.1,1")
-
-
 def whole_numbers(flag: str, text: str) -> list[int]:
     """Reads whole numbers separated by commas.
 
@@ -253,13 +244,13 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def show(name: str, done: Any, **options: Any) -> None:
+def show(name: str, done: Any) -> None:
     """Prints what has ended by a function of another package, or else its folder alone."""
     printed = find(name)
     if printed is None:
         typer.echo(f"folder: {done.folder}")
     else:
-        printed(done, **options)
+        printed(done)
 
 
 def show_warnings(found: "Sequence[Diagnostic]") -> None:
@@ -456,7 +447,7 @@ SEVERAL = {
         "hold_out", hold_outs, "lodo, ltdo, ltdo-all, or sketch;val=ink,test=photo"
     ),
     "clients": Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
-    "heterogeneity": Several("heterogeneity", shares, "0,0.1,1"),
+    "heterogeneity": Several("heterogeneity", comma_separated, "0,0.1,1"),
 }
 """How comparing commands read flags that take several values there."""
 FLAGS = {field: panel for panel, fields in PANELS.items() for field in fields.split()}

@@ -332,14 +332,16 @@ class NumberRow(Row):
         return self.examples if self.independent is None else self.independent
 
     @property
+    def models(self) -> int:
+        """How many models' predictions of the same images the confusion matrix counts together."""
+        return max(1, sum(map(sum, self.confusion or ())) // max(1, self.examples))
+
+    @property
     def support(self) -> list[int] | None:
         """The number of images of each class, or None without confusion matrix."""
         if self.confusion is None:
             return None
-        counts = [sum(row) for row in self.confusion]
-        # Several models' predictions of the same images are counted together.
-        models = max(1, sum(counts) // max(1, self.examples))
-        return [count // models for count in counts]
+        return [sum(row) // self.models for row in self.confusion]
 
     @property
     def of(self) -> tuple[str, str, str, str, str]:

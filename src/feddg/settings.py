@@ -10,13 +10,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    TypeAdapter,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,12 +43,6 @@ first three are also parts of an experiment, which may be given in full instead.
 """
 
 
-def _finite(value: float) -> float:
-    if value != value or value in (float("inf"), float("-inf")):
-        raise ValueError("must be a finite number")
-    return value
-
-
 def _absolute(path: Path) -> Path:
     """Returns an absolute path, independent of the working directory; links are not resolved."""
     return path if path.is_absolute() else Path(os.path.abspath(path.expanduser()))
@@ -67,8 +58,8 @@ OneLine = Annotated[str, AfterValidator(_one_line)]
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Trainable = Literal["all", "head", "norm+head", "lora"]
-Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
-NotNegative = Annotated[float, Field(ge=0), AfterValidator(_finite)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseModel):
@@ -79,43 +70,17 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _none_given(cls, fields: Any) -> Any:
-        if not isinstance(fields, Mapping) or "none" not in fields.values():
-            return fields
-        empty = {name for name, value in fields.items() if value == "none"}
-        return {
-            name: None if name in empty and _may_be_empty(cls, name) else value
-            for name, value in fields.items()
-        }
-
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> Any:
+    def _as_meant(cls, value: object, field: ValidationInfo) -> Any:
+        annotation = cls.model_fields[field.field_name or ""].annotation
+        kinds = [getattr(kind, "__origin__", kind) for kind in (annotation, *get_args(annotation))]
+        if value == "none" and type(None) in kinds and str not in kinds and Path not in kinds:
+            return None
         # YAML reads yes, on and true alike, and pydantic would make 1 of them.
-        if isinstance(value, bool) and not _may_be_truth(cls.model_fields[field.field_name or ""]):
+        if isinstance(value, bool) and bool not in kinds and Any not in kinds:
             raise ValueError("must not be true or false")
         return value
-
-
-def _may_be_truth(field: FieldInfo) -> bool:
-    """Whether a field accepts true or false."""
-    parts = (field.annotation, *get_args(field.annotation))
-    return any(part is bool or part is Any for part in parts)
-
-
-def _may_be_empty(settings: type[Settings], name: str) -> bool:
-    """Whether a field may be empty and cannot be the text ``none`` itself."""
-    field = settings.model_fields.get(name)
-    annotation: Any = None if field is None else field.annotation
-    if type(None) not in get_args(annotation):
-        return False
-    try:
-        TypeAdapter(annotation).validate_python("none")
-    except ValidationError:
-        return True
-    return False
 
 
 class DataSettings(Settings):

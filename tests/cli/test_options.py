@@ -72,7 +72,7 @@ def test_no_flag_is_named_twice_in_the_source():
     ]
     # A reader names its flag in its error, too, and a command its flags where it says how to go on.
     readers = [
-        *("--heterogeneity", "--privacy", "--seeds", "--set"),
+        *("--privacy", "--seeds", "--set"),
         *("--accept-licence", "--from", "--root"),
     ]
     once = [*(name for name in named if name not in readers), *map(flag_of, FLAGS)]

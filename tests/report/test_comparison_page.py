@@ -19,7 +19,7 @@ from feddg.comparison.statistics import paired_margin
 from feddg.diagnostics import Diagnostic, warning
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
-from feddg.report.blocks import Chart, Code, Facts, Fold, Prose, Table
+from feddg.report.blocks import Chart, Facts, Fold, Prose, Table
 from feddg.report.charts import line_styles
 from feddg.report.comparison_page import comparison_page
 from feddg.report.page import write_comparison, write_report
@@ -758,30 +758,6 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     assert sections["Accuracy"].blocks[0].caption.startswith("Of each round's own model")
 
 
-def test_what_is_proposed_keeps_the_plan_and_its_seeds_and_was_not_done(tmp_path):
-    folder, cells = tmp_path / "c d", []
-    for method, seed in itertools.product(("fedavg", "pardon"), (7, 8)):
-        RisingMaker(folder / f"{method}-{seed}", method=method, seed=seed).write()
-        place = {"method": method, "held_out": "photo", "seed": seed}
-        cells.append(place | {"folder": f"{method}-{seed}"})
-    (folder / "comparison.json").write_text(json.dumps({"name": "plan", "cells": cells}))
-    (folder / "plan.yaml").touch()
-
-    def proposed():
-        page = comparison_page(read_comparison(folder))
-        (next_,) = (one for one in page.sections if one.title == "What to do next")
-        lines = [shlex.split(block.text) for block in next_.blocks if isinstance(block, Code)]
-        assert all(line[:3] == ["feddg", "compare", str(folder / "plan.yaml")] for line in lines)
-        return [line[3:] for line in lines]
-
-    seeds = ["--out", str(folder), "--seeds", "7,8,9,10"]
-    longer = ["--out", f"{folder}-longer", "--rounds", "12"]
-    others = ["--out", str(folder), "--hold-out", "lodo"]
-    assert proposed() == [longer, others, seeds]
-    (tmp_path / "c d-longer").mkdir()
-    assert proposed() == [others, seeds]
-
-
 BUDGETS = {500: 2, 1500: 6}
 """Made-up rounds see 260 images."""
 
@@ -835,7 +811,7 @@ def test_ranking_winner_and_interval_are_of_one_budget(tmp_path):
     assert winners == ["Ridge", "PARDON"]
     traces = picture.figure["data"]
     assert [trace["name"] for trace in traces if trace["name"]] == ["FedAvg", "PARDON", "Ridge"]
-    colour = line_styles({method: method for method in gains})["pardon"].colour
+    colour = line_styles(list(gains))["pardon"].colour
     (band,) = (t for t in traces if t.get("fill") and t["line"]["color"] == colour)
     assert len(band["x"]) == 2 * 6  # round 0 is the same in all runs
     numbers = results.frame().query("method == 'ridge' and metric == 'accuracy'")

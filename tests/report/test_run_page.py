@@ -257,6 +257,17 @@ def test_the_top_says_what_is_known_in_plain_words(tmp_path):
     assert dict(first.answers) == answers
 
 
+def test_images_that_several_models_label_are_counted_once(tmp_path):
+    maker = Counted(tmp_path / "local-run", method="local")  # its test domain has 400 images
+    maker.confusion = lambda: [[280, 80, 40], [20, 360, 20], [40, 240, 120]]  # of three models
+    run = read_run(maker.write())
+    worst = f"horse: {percent_sign(0.3)} of 133 images recognised, mostly taken for elephant."
+    assert dict(verdict(run))["Worst class"] == worst
+    (section,) = (one for one in run_page(run).sections if one.title == "Mistakes by class")
+    (table,) = section.blocks[-1].blocks
+    assert [row[1].text for row in table.rows] == ["133"] * 3
+
+
 def test_a_class_that_few_training_images_show_is_what_helps_most(tmp_path):
     maker = Counted(tmp_path / "run")
     maker.held = [60, 60, 6]

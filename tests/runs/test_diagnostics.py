@@ -100,6 +100,15 @@ def test_the_mean_of_two_domains_is_covered_as_often_as_promised():
     assert 0.93 < covered / 2000 < 0.97
 
 
+def test_an_interval_of_recall_counts_images_that_several_models_label_once():
+    counts = [[60, 40], [20, 80]]
+    once, thrice = (
+        split_accuracy(table_of(numbers(1, TEST, "a", 0.7, 200, confusion=confusion)))
+        for confusion in (counts, [[3 * count for count in row] for row in counts])
+    )
+    assert once.balanced_interval == pytest.approx(thrice.balanced_interval)
+
+
 def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     """The case of the issue: 60 % correct, one class 60 % of the images, 98 % of predictions."""
     table = table_of(row(0, START), row(1, [[589, 7, 0], [198, 6, 0], [192, 4, 4]]))

@@ -47,7 +47,7 @@ def demo(
         axes["seeds"] = read_seeds(seeds)
     with resumable():
         done = api.demo(overrides=overrides, watcher=watcher(quiet), **options, **axes)
-    show("print_comparison", done, explained=True)
+    show("print_comparison", done)
     if done.failures:
         raise typer.Exit(1)
 

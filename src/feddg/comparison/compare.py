@@ -239,24 +239,17 @@ def why_hopeless(comparison: Comparison) -> FeddgError | None:
         The error; None if there is no such data.
     """
     missing = {cell.id for cell in comparison.missing}
-    on_data: dict[str, list[Cell]] = {}
-    for cell in distinct(comparison.cells):
-        on_data.setdefault(repr(cell.experiment.data), []).append(cell)
-    gone: set[str] = set()
+    on_data = grouped((repr(cell.experiment.data), cell) for cell in distinct(comparison.cells))
     for cells in on_data.values():
-        if all(cell.id in missing for cell in cells) and (reason := _why_none(cells, gone)):
+        if all(cell.id in missing for cell in cells) and (reason := _why_none(cells)):
             return reason
     return None
 
 
-def _why_none(cells: Sequence[Cell], gone: set[str]) -> FeddgError | None:
-    """Returns the error that would stop all of these runs, or None.
-
-    Args:
-        cells: runs on the same data.
-        gone: networks whose weights are known to be missing; more are added.
-    """
+def _why_none(cells: Sequence[Cell]) -> FeddgError | None:
+    """Returns the error that would stop all of these runs on the same data, or None."""
     reasons: dict[str, FeddgError] = {}
+    gone: set[str] = set()  # networks whose weights are known to be missing
     for cell in cells:
         one = cell.experiment
         kind = repr((one.method, one.hold_out, one.clients, one.model))

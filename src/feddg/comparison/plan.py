@@ -14,6 +14,7 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -285,20 +286,13 @@ class Plan(Settings):
         base = merge(expand(fields.get("base") or {}), expand({DATA: data}))
         return {**fields, "base": base, DATA: ()}
 
-    @field_validator("data")
+    @field_validator("methods", "seeds", DATA)
     @classmethod
-    def _distinct(cls, value: tuple[Collection, ...]) -> tuple[Collection, ...]:
-        names = [entry.name for entry in value]
-        if len(set(names)) < len(names):
-            raise ValueError(f"must be different data sets, got {names}; name what is alike")
-        return value
-
-    @field_validator("methods", "seeds")
-    @classmethod
-    def _some_and_distinct(cls, value: tuple[object, ...]) -> tuple[object, ...]:
-        names = [entry.name if isinstance(entry, Variant) else entry for entry in value]
-        if not names or len(set(names)) < len(names):
-            raise ValueError(f"must be one or more, each once, got {names}; label what is alike")
+    def _distinct(cls, value: tuple[object, ...], field: ValidationInfo) -> tuple[object, ...]:
+        names = [getattr(entry, "name", entry) for entry in value]
+        if len(set(names)) < len(names) or not (names or field.field_name == DATA):
+            alike = "name" if field.field_name == DATA else "label"
+            raise ValueError(f"must be one or more, each once, got {names}; {alike} what is alike")
         return value
 
     def fixed(self, overrides: Mapping[str, object]) -> "Plan":

@@ -71,10 +71,6 @@ class Parts:
     seed: int = 0
 
 
-class NoSettings(Settings):
-    """Settings of adaptations without settings."""
-
-
 class Predictor(nn.Module):
     """A model with a test-time adaptation: RGB images in [0, 1] to logits or log-probabilities.
 
@@ -92,7 +88,7 @@ class Predictor(nn.Module):
     needs: ClassVar[Need] = "one image"
     changes: ClassVar[str] = "nothing"
     cost: ClassVar[str] = "none"
-    Settings: ClassVar[type[Settings]] = NoSettings
+    Settings: ClassVar[type[Settings]] = Settings
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
         super().__init__()
@@ -181,19 +177,9 @@ def read(spelling: str) -> tuple[type[Predictor], Any]:
     name = name.strip().lower()
     kind = ADAPTATIONS.find(name)
     pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
-    fields = {key.strip(): _number(value) for key, _, value in pairs}
+    fields: dict[str, Any] = {key.strip(): value.strip() for key, _, value in pairs}
     with schema_faults(AdaptationError, f"adaptation {spelling!r}: ", kind.Settings.model_fields):
         return kind, kind.Settings(**fields)
-
-
-def _number(text: str) -> Any:
-    """Parses a number or ``none``; returns other text unchanged, for the settings to refuse."""
-    if text.strip().lower() == "none":
-        return None
-    try:
-        return float(text) if not text.strip().lstrip("+-").isdigit() else int(text)
-    except ValueError:
-        return text
 
 
 @register_adaptation

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -43,18 +42,6 @@ from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Fields, Settings
 
 log = logging.getLogger("feddg")
-
-
-def description_of(method: type) -> str:
-    """Returns a method's description: the docstring with equations, of its class or its module."""
-    text = inspect.getdoc(method) or ""
-    return text if "\nEquations:" in text else inspect.getdoc(sys.modules[method.__module__]) or ""
-
-
-def idea_of(method: type) -> str:
-    """Returns a method's idea: the first paragraph of its description after the title."""
-    paragraphs = description_of(method).split("\n\n")
-    return " ".join(paragraphs[1].split()).replace("``", "") if len(paragraphs) > 1 else ""
 
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]

@@ -21,7 +21,7 @@ from feddg.errors import (
     schema_faults,
 )
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Outputs, Score
-from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
+from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, Parts, read
 from feddg.federation.federation import build_worker
 from feddg.prediction.model import Trained, load_trained
 from feddg.readers import with_page
@@ -231,7 +231,8 @@ def _personal_scores(
         if part is None or not of_client.splits:
             continue
         parts = Parts({client.id: part}, trained.parts.seed)
-        for score in of_client.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
+        alone = ClientEnsemble(trained.network, ClientEnsemble.Settings(), parts)
+        for score in of_client.scores(alone):
             yield client.id, score
 
 

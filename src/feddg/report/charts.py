@@ -184,33 +184,30 @@ class LineStyle(NamedTuple):
 LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour in COLOURS)
 
 
-def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
-    """Returns a style for every label, all different up to ``LINE_STYLES`` labels.
+def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
+    """Returns a style for every method, all different up to ``LINE_STYLES`` methods.
 
     A method's colour follows from its position among all methods. If that colour is already used on
     the page, it gets the next free one.
 
     Args:
-        methods: the label of every line and its method, in page order.
+        methods: their labels, in page order.
     """
     places = {name: place for place, name in enumerate(METHODS)}
 
     def rank(label: str) -> tuple[bool, int]:
-        name = methods[label].lower()
-        return name not in NEARLY_EVERYWHERE, places.get(name, len(places))
+        return label.lower() not in NEARLY_EVERYWHERE, places.get(label.lower(), len(places))
 
-    # Known methods first: they must not lose their colour to a name that happens to fall on it.
-    order = sorted(methods, key=rank)
+    styles: dict[str, LineStyle] = {}
     free: list[LineStyle] = []
-    styles = {}
-    for place, label in enumerate(order):
-        if not free:
-            dash = DASHES[place // len(COLOURS) % len(DASHES)]
-            free = [style for style in LINE_STYLES if style.dash == dash]
-        wanted = COLOURS[places.get(methods[label].lower(), place) % len(COLOURS)]
-        styles[label] = next((style for style in free if style.colour == wanted), free[0])
+    # Known methods first: they must not lose their colour to a name that happens to fall on it.
+    for place, label in enumerate(sorted(methods, key=rank)):
+        free = free or list(LINE_STYLES)
+        colour = COLOURS[places.get(label.lower(), place) % len(COLOURS)]
+        wanted = LineStyle(colour, free[0].dash)
+        styles[label] = wanted if wanted in free else free[0]
         free.remove(styles[label])
-    return {label: styles[label] for label in methods}
+    return styles
 
 
 def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Chart:
@@ -429,7 +426,7 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     lines = _method_lines(results, curves)
     if not lines:
         return None
-    styles = line_styles({method: method for method in results.methods})
+    styles = line_styles(results.methods)
     ends = [max(line["x"]) for line in lines]
     positive = [x for line in lines for x in line["x"] if x > 0]
     scale = scale_for(min(ends), max(positive, default=0), WIDE_RANGE, rangemode="tozero")
@@ -485,7 +482,7 @@ def _number(text: str) -> float | None:
 
 
 def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> list[Trace]:
-    styles = line_styles({method: method for method in results.methods})
+    styles = line_styles(results.methods)
     return [
         line_of(points, label_of(spelled(method)), style.colour, 2.5, 100, style.dash)
         for method, points in curves.items()

@@ -1,14 +1,12 @@
 """The page of a comparison: tables of means and margins, and curves of many runs."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
-from feddg.comparison.results import Results, about_method, differing
+from feddg.comparison.results import Results, differing
 from feddg.comparison.statistics import average_over_columns, leads
 from feddg.evaluation.metrics import OF_A_DECISION
-from feddg.records import ID_TEST, TEST, VAL
+from feddg.records import ID_TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
@@ -22,13 +20,10 @@ from feddg.report.blocks import (
     section_of,
 )
 from feddg.report.run_page import (
-    TRAIN_LONGER,
-    Step,
     cost_of,
     data_tags,
     notices_of,
     on_data,
-    steps_section,
 )
 from feddg.report.text import (
     AGGREGATE_WORDS,
@@ -36,14 +31,11 @@ from feddg.report.text import (
     split_heading,
     table_from,
 )
-from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.reading import Run, flatten
 from feddg.runs.table import SELECTION_RULES, in_order
 from feddg.text import (
-    command,
     counted,
     listed,
-    number,
     readable,
     short,
 )
@@ -57,14 +49,13 @@ FEW_SETTINGS = 10
 def comparison_page(results: Results) -> Page:
     """Returns the page of a comparison, at the largest budget and by budget if there are any."""
     every, results = results, results.at_largest
-    best, rule = tables.about_best(results), results.default_rule
+    rule = results.default_rule
     accuracies, is_fit = results.values(rule), results.no_method_fit is None
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     margins = tables.margin_table(results, rule)
     sections = [
         _accuracy_section(results),
         _budget_section(every),
-        Section(best[0], [Prose(best[1])]) if best else None,
         section_of("Decision", _decision_table(results)),
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
@@ -89,7 +80,6 @@ def comparison_page(results: Results) -> Page:
             folded=True,
         ),
         Section("Runs", [table_from("runs", results=results)], folded=True),
-        steps_section(list(_steps(results))),
     ]
     verdict = tables.conclusion(results)
     known = tables.about_results(results)
@@ -272,40 +262,3 @@ def _taken(run: Run) -> list[float | None]:
         cost.bytes.get("setup_up_per_client"),
         cost.peak_memory_bytes,
     ]
-
-
-def _steps(results: Results) -> Iterator[Step]:
-    """Yields what to do next; nothing for folders without a plan."""
-    folders = {run.folder.parent for run in results.runs()}
-    plan = folders.pop() / "plan.yaml" if len(folders) == 1 else None
-    if plan is None or not plan.is_file():
-        return
-    again = ("compare", str(plan), "--out", str(plan.parent))
-    if results.open:
-        yield "Run what is missing; complete runs are kept:", command(*again)
-    if results.no_method_fit is not None:
-        return  # its advice is the one command
-    codes = {code for method in results.methods for code, *_ in about_method(results, method)}
-    planned = {run.rounds_planned for run in results.runs()}
-    longer = Path(f"{plan.parent}-longer")
-    rounds = planned.pop() if len(planned) == 1 else None
-    if STILL_RISING in codes and rounds and not longer.exists():
-        words = (*again[:3], str(longer), "--rounds", str(2 * rounds))
-        yield TRAIN_LONGER, command(*words)
-    best = results.leader
-    if best is None or best.margin is None or best.margin.decided:
-        return
-    if best.margin.domains.count == 1 and any(run.held_out(TEST) for run in results.runs()):
-        yield (
-            "Hold out each domain in turn; one says nothing about others:",
-            command(*again, "--hold-out", "lodo"),
-        )
-    if not best.margin.seeds.excludes_zero:
-        seeds = sorted(results.seeds)
-        wanted = max(2 * len(seeds), 3)
-        seeds += range(seeds[-1] + 1, seeds[-1] + 1 + wanted - len(seeds))
-        counted_up = seeds == [*range(wanted)]
-        yield (
-            f"These runs do not decide. Run {number(wanted)} seeds; complete runs are kept:",
-            command(*again, "--seeds", str(wanted) if counted_up else ",".join(map(str, seeds))),
-        )

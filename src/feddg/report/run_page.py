@@ -291,11 +291,10 @@ class _WorstClass(NamedTuple):
 
 def _worst_class(run: Run) -> _WorstClass | None:
     """The worst of the classes with enough images; None if they are alike, or not counted."""
-    classes = _class_names(run)
-    tables = [row.confusion for row in run.result.where(split=TEST, metric="accuracy")]
-    if not classes or not tables or None in tables:
+    classes, confusions = _class_names(run), _confusions(run)
+    if not classes or len(confusions) < max(1, len(run.result.where(split=TEST).domains)):
         return None
-    counts = np.sum([np.array(table, float) for table in tables], axis=0)
+    counts = np.sum([*confusions.values()], axis=0)
     support = counts.sum(1)
     enough = np.flatnonzero(support >= FEW)
     if len(enough) < 2:
@@ -307,7 +306,7 @@ def _worst_class(run: Run) -> _WorstClass | None:
         "worst_class",
         name=classes[index],
         recall=float(recall.min()),
-        images=int(support[index]),
+        images=round(support[index]),
         taken_for=classes[int(others.argmax())] if others.any() else "",
     )
     return _WorstClass(index, float(recall.mean() - recall.min()), text)
@@ -323,6 +322,12 @@ def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
             name = _class_names(run)[worst.number]
             return sentence("more_images", name=name, own=count, total=total)
     return sentence("more_sites" if 0 < sites < FEW_SITES else "label_images", sites=sites)
+
+
+def _confusions(run: Run) -> dict[str, charts.Counts]:
+    """Images by true and predicted class, of each test domain; the mean over models of several."""
+    rows = run.result.where(split=TEST, metric="accuracy").rows
+    return {row.domain: np.array(row.confusion) / row.models for row in rows if row.confusion}
 
 
 def _status_text(run: Run) -> str:
@@ -475,8 +480,8 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 
 
 def _mistakes_section(run: Run) -> Section | None:
-    classes, rows = _class_names(run), run.result.where(split=TEST, metric="accuracy").rows
-    counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
+    classes = _class_names(run)
+    counts = {readable(domain): counts for domain, counts in _confusions(run).items()}
     if not counts or not classes:
         return None
     if len(counts) > MOST_CONFUSIONS:
@@ -666,18 +671,13 @@ ANOTHER_SEED: Final = (
     "One run cannot tell a difference from chance. Repeat it with other seeds, and with other "
     "methods (--method); `feddg report` shows several runs beside each other:"
 )
-TRAIN_LONGER: Final = "Accuracy was still rising at the end: train twice as long:"
-
-
-def steps_section(steps: Sequence[Step]) -> Section | None:
-    """Commands with their reasons; None if there are none."""
-    blocks: list[Block] = [block for why, line in steps for block in (Prose(why), Code(line))]
-    return section_of("What to do next", *blocks)
 
 
 def run_steps(run: Run) -> Section | None:
-    """The next steps after a run; None for one that was not even planned."""
-    return steps_section(list(_steps(run))) if run.settings.get("data") else None
+    """Commands with their reasons; None if there are none, or the run was not even planned."""
+    steps = _steps(run) if run.settings.get("data") else ()
+    blocks: list[Block] = [block for why, line in steps for block in (Prose(why), Code(line))]
+    return section_of("What to do next", *blocks)
 
 
 def _steps(run: Run) -> Iterator[Step]:
@@ -698,7 +698,8 @@ def _steps(run: Run) -> Iterator[Step]:
             if cause.flags:
                 yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
     elif STILL_RISING in codes:
-        yield from _again(run, TRAIN_LONGER, "--rounds", str(2 * experiment.train.rounds))
+        longer = str(2 * experiment.train.rounds)
+        yield from _again(run, "Accuracy was still rising at the end:", "--rounds", longer)
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
             yield from _again(run, ANOTHER_SEED, "--seed", str(experiment.seed + 1))

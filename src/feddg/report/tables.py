@@ -19,7 +19,6 @@ from feddg.comparison.statistics import (
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import first_names
-from feddg.methods.base import METHODS, idea_of
 from feddg.methods.domains import DEAL_OUT, ONE_DOMAIN
 from feddg.records import TEST, as_cell, as_csv
 from feddg.report.blocks import (
@@ -385,24 +384,6 @@ def about_tuning(tuning: TuningFile) -> list[str]:
 def tuning_table(tuning: TuningFile) -> Table:
     """Every combination tried, with its result."""
     return table_from("tried", rows=tuning.tried, mark=MARK)
-
-
-def about_best(results: Results) -> tuple[str, str] | None:
-    """What the best method does, in its own words; None if none is best, or it has none.
-
-    Returns:
-        A heading, and the words: the idea, and how sure it is that the method is the best.
-    """
-    best = results.leader
-    if best is None or best.method.lower() not in METHODS:
-        return None
-    idea = idea_of(METHODS.find(best.method.lower()))
-    if idea and best.margin is not None and not best.margin.decided:
-        other = spelled(best.margin.other)
-        idea += (
-            f" It has the best average here, but these domains cannot tell it apart from {other}."
-        )
-    return (f"What {spelled(best.method)} does", idea) if idea else None
 
 
 def conclusion(results: Results) -> Diagnostic:

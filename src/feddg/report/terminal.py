@@ -16,7 +16,7 @@ from feddg.report import blocks
 from feddg.report.details import decision_section, subgroups_section
 from feddg.report.predictions_page import sites_table
 from feddg.report.run_page import final_table
-from feddg.report.tables import about_best, about_results, lead_of, main_tables
+from feddg.report.tables import about_results, lead_of, main_tables
 from feddg.runs.diagnostics import about_result
 from feddg.runs.inspection import print_diagnostic
 from feddg.runs.reading import Run
@@ -54,21 +54,14 @@ def as_rich(table: blocks.Table, places: Sequence[int]) -> Table:
     return shown
 
 
-def print_comparison(done: Comparison, *, explained: bool = False) -> None:
-    """Prints where a comparison's results are, and which runs failed.
-
-    Args:
-        done: the comparison.
-        explained: whether to say what the best method does.
-    """
+def print_comparison(done: Comparison) -> None:
+    """Prints where a comparison's results are, and which runs failed."""
     console = Console()
     results = done.results.at_largest
     for table in main_tables(done.results, brief=True):
         print_table(console, table)
     if results.rows:
         print_line(console, lead_of(done.results))
-    if explained and (best := about_best(results)):
-        print_line(console, ": ".join(best))
     known = about_results(results)
     for diagnostic in known[:MOST_NOTES]:
         print_diagnostic(console, diagnostic)

@@ -176,7 +176,7 @@ def _balanced_interval(
     intervals = []
     for counts, row in zip(confusions, rows):
         support = counts.sum(axis=1)
-        share = row.effective / row.examples if row.examples else 1.0
+        share = row.effective / counts.sum()  # which may count the images once for each model
         parts = [
             (float(counts[index, index] / total), max(1.0, total * share))
             for index, total in enumerate(support)
