@@ -92,7 +92,7 @@ def test_rows_are_kept_and_replaced_and_shown(attack, runs):
         "For a data-protection record",
         "a stronger attack may find more",
         "Differential privacy was not used",
-        "Images reconstructed from what was sent besides weights",
+        "drawn by the server",
     ):
         assert words in page
 

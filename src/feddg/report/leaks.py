@@ -41,6 +41,8 @@ OWN_NAMES = {
 LOGS = ("terms/", "examples", "images", "seconds")
 MOST_KINDS = 12
 CHANCE = 0.5
+TOO_WIDE = 0.3
+"""Intervals of ranks or AUC wider than this allow no conclusion."""
 
 
 @dataclass
@@ -62,6 +64,11 @@ class _Entry:
     sent: dict[int, int] = field(default_factory=dict)
 
     @property
+    def key(self) -> str:
+        """``purpose/name``, as attacks name it."""
+        return f"{self.purpose}/{self.name}"
+
+    @property
     def times(self) -> int:
         """The largest number of times that one client sent it."""
         return max(self.sent.values())
@@ -79,6 +86,7 @@ def leaks_section(run: Run) -> Section | None:
             entries=entries,
             names=OWN_NAMES,
             epsilon=lambda entry: _epsilon(run, entry.purpose),
+            found=lambda entry: list(_findings(run.attacks, entry.key)),
         ),
         Prose(_for_the_officer(run, entries), notice=True),
     ]
@@ -199,6 +207,27 @@ def attack_tables(rows: Sequence[AttackRow]) -> list[Table]:
 
 def _scores(rows: Sequence[ReconstructionRow] | Sequence[InversionRow]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row.scores))
+
+
+def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
+    """Yields what attacks learned from one kind of message, ``purpose/name``, in short phrases."""
+    for row in rows:
+        if isinstance(row, ReconstructionRow) and row.entry == key:
+            if row.fed == "sent" and row.domain == "all":
+                where = _against_chance(row.rank_low, row.rank_high)
+                yield sentence("drawn", row=row, where=where)
+        elif isinstance(row, InversionRow) and key == f"update/{WEIGHTS}":
+            yield sentence("inverted", row=row)
+        elif isinstance(row, MembershipRow) and row.entry == key:
+            yield sentence("member", row=row, told=row.low > CHANCE)
+
+
+def _against_chance(low: float, high: float) -> str:
+    if high < CHANCE:
+        return "to the true ones"
+    if not high - low < TOO_WIDE:
+        return "nowhere that could be told from so few clients"
+    return "to the true ones no better than chance, as far as could be told"
 
 
 def _purpose(message: MessageRow) -> str:
