@@ -420,6 +420,27 @@ def test_mixup_mixes_images_of_two_domains_and_their_losses():
         torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-6)
 
 
+def test_other_versions_of_images_are_mixed_as_these_are():
+    seen = []
+
+    class Looking(Method):
+        name = "looking"
+
+        def loss(self, client, batch):
+            seen.append(batch)
+            return super().loss(client, batch)
+
+    composed = compose((method_class("mixup"), Looking))
+    small, client, batch, _ = begun(composed(mixup_alpha=1.0), {}, (4, 3, 2))
+    drawn = small.method.drawn(client, batch)
+    small.method.loss(client, replace(batch, views={"other": 1 - batch.images}))
+    (mixed,) = seen
+    assert not torch.equal(mixed.images, batch.images)
+    torch.testing.assert_close(mixed.views["other"], 1 - mixed.images)
+    assert torch.equal(mixed.targets["mixup"], batch.labels[drawn["mixup/partners"]])
+    assert torch.equal(mixed.labels, batch.labels)
+
+
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_partners_are_of_the_next_domain_each_used_as_often_as_any(numbers):
     numbers = torch.tensor(numbers)

@@ -167,6 +167,7 @@ class WeighedByLoss(Method):
         if _over_domains(self) and state.context is not None:
             weights = self.weights(state)
             factors = self.factors(weights, state.context.tensors[IMAGES].to(weights))
+            factors = factors.to(next(iter(state.weights.values()), factors).device)
             broadcast.extras = joined(broadcast.extras, Message({WEIGHTS: factors}))
         return broadcast
 

@@ -117,7 +117,7 @@ class Method:
             server only averages, and that clients clip and noise themselves, image by image.
         in_process_only: why it cannot run over a network; empty if it can.
         any_task: whether it can run a task other than classification; by default, if it works
-            neither on embeddings nor on the network (:func:`feddg.methods.composition.runs`).
+            neither on embeddings nor on the network (:func:`feddg.methods.composition.check_task`).
         moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
         needs_images: whether it changes images, so that features alone are not enough.
         sums: entries of the network that are sums over images, as large as these are: no step
