@@ -459,6 +459,12 @@ def test_ccst_as_pardon_has_it_and_vista_draw_with_the_released_stylization():
     torch.testing.assert_close(pooled[1], colours.std(1), rtol=1e-3, atol=1e-5)
 
 
+def test_triplets_need_a_margin():
+    """PyTorch's loss takes none of 0: the first step would say so."""
+    with pytest.raises(ExperimentError, match="margin"):
+        build_method("pardon", {"margin": 0})
+
+
 def test_bytes_cannot_keep_released_copies_and_the_settings_of_the_code_come_along():
     settings = build_method("pardon", {"stylization": "released"}).settings
     assert settings.style_layer == "conv4_1_pre"

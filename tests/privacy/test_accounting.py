@@ -345,7 +345,7 @@ def test_the_value_that_could_be_met_can():
     named = float(str(caught.value).partition("to at least ")[2].split(",")[0])
     second = chosen({"epsilon": named, "noise_multiplier": 0.5})
     defences = build_defences(second, *build(second, 10))
-    assert defences.afford(1, [0, 1, 2])
+    assert all(defence.affords(1, [0, 1, 2]) for defence in defences.defences)
 
 
 def test_a_delta_that_gives_a_client_away_is_said(caplog):

@@ -260,7 +260,8 @@ class Server:
         A client without statistics is left out with a warning.
         """
         ids = self.transport.clients
-        self.defences.describing(ids)
+        for defence in self.defences.defences:
+            defence.describing(ids)
         replies = self.transport.client_statistics(ids, Broadcast(0, {}))
         replies = arriving(replies, progress, "setup", len(ids))
         statistics = list(self.checked(replies, 0, "statistics"))
@@ -372,7 +373,8 @@ class Server:
     def affordable(self, state: State) -> bool:
         """Whether the round after a state stays within the privacy budget."""
         round = state.round + 1
-        return self.defences.afford(round, self.sample(round))
+        clients = self.sample(round)
+        return all(defence.affords(round, clients) for defence in self.defences.defences)
 
     def is_last(self, state: State) -> bool:
         """Whether a state is that of the last round."""

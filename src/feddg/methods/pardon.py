@@ -48,7 +48,7 @@ from feddg.messages import Message, SchemaContext, Weights, joined, on_device
 from feddg.methods.base import Presets, Statistics, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fraction, NotNegative
+from feddg.settings import Fraction, NotNegative, Positive
 from feddg.styles.codec import images_at_once
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
@@ -73,7 +73,7 @@ class PardonSettings(StyleSettings):
         0.2,
         description="weight of the embedding regulariser, Eq. 9 (code: PACS 0.2, Office-Home 0.1)",
     )
-    margin: NotNegative = Field(
+    margin: Positive = Field(
         0.3,
         description="triplet margin, Eq. 7: 0.3 (code); IWildCam 1.0 (a third party's summary)",
     )

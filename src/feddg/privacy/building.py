@@ -17,7 +17,6 @@ from feddg.privacy.defence import (
     DEFENCES,
     MEMORY,
     Defence,
-    RowsFolder,
     WeightNames,
     require_compatible,
     traits_of,
@@ -46,11 +45,6 @@ class Defences:
         self.defences, self.facts = tuple(defences), facts or WeightNames()
         for defence in self.defences:
             defence.facts = self.facts
-
-    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
-        """Lets the defences go on from what they have kept in a run's folder."""
-        for defence in self.defences:
-            defence.keep_in(folder, rounds)
 
     @property
     def sends(self) -> dict[str, EntrySchema]:
@@ -145,19 +139,6 @@ class Defences:
     def diagnostics(self) -> list[Diagnostic]:
         """Returns notes on what the defences guarantee."""
         return [defence.diagnostic for defence in self.defences if defence.diagnostic]
-
-    def afford(self, round: int, clients: Sequence[int]) -> bool:
-        """Whether a round with these clients stays within the privacy budget."""
-        return all(defence.affords(round, clients) for defence in self.defences)
-
-    def describing(self, clients: Sequence[int]) -> None:
-        """Called before these clients send statistics.
-
-        Raises:
-            BudgetSpent: they must not send them.
-        """
-        for defence in self.defences:
-            defence.describing(clients)
 
 
 NO_DEFENCES = Defences()

@@ -418,7 +418,8 @@ def _run(
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
     writer = Records(federation, folder, models, snapshots, seconds, so_far)
-    defences.keep_in(folder, done)
+    for defence in defences.defences:
+        defence.keep_in(folder, done)
     if evaluation is not None:
         thin = about_support(evaluation.support(), federation.clients.held.classes)
         # Whoever resumes a run was told when it began.
