@@ -22,6 +22,7 @@ from feddg.deploy.site import (
     positions,
     read_experiment,
 )
+from feddg.deploy.wire import Payload, Request
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.messages import Message
@@ -83,12 +84,14 @@ def test_what_was_agreed_is_kept_under_its_digest(tmp_path):
     assert found.tensors["style"].tolist() == [1, 1]
 
 
-def test_a_run_key_cannot_leave_the_cache_folder(subtests, tmp_path_factory):
+def test_neither_run_nor_site_can_leave_the_cache_folder(subtests):
     for name in [*OUTSIDE, "a/b", "", ".hidden"]:
         with subtests.test(name=name):
-            tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(ClientError, match="cannot name a folder"):
-                SiteMemory(tmp_path, name, "ink")
+            with pytest.raises(ClientError, match="run"):
+                Request.read(Payload({"run": name}))
+            for images in ({"images": "/x"}, {"program": "a:b"}):
+                with pytest.raises(FeddgError, match="use letters, digits"):
+                    SiteConfig.read({"site": name, **images})
 
 
 @pytest.fixture

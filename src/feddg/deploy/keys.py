@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import yaml
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.log import start_stream
@@ -29,7 +28,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
-from feddg.deploy.setup import REGISTERED, public_key
+from feddg.deploy.setup import REGISTERED, public_key, trusted_keys
 from feddg.errors import FeddgError
 from feddg.storage import replace_bytes, replace_text
 
@@ -72,7 +71,7 @@ class SignedApp:
         Raises:
             FeddgError: none of the keys made this signature.
         """
-        key = _trusted(trusted).get(self.key_id)
+        key = trusted_keys(trusted).get(self.key_id)
         try:
             if key is None:
                 raise InvalidSignature
@@ -96,7 +95,7 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
         FeddgError: the app or the key cannot be used, or the sites do not trust the key.
     """
     private = _private_key(key or folder / KEY)
-    trusted = _trusted(folder / TRUSTED)
+    trusted = trusted_keys(folder / TRUSTED)
     signer = private.public_key().public_bytes_raw()
     id = next((id for id, public in trusted.items() if public.public_bytes_raw() == signer), None)
     if id is None:
@@ -156,15 +155,6 @@ def _private_key(file: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise FeddgError(f"{file} is no ed25519 key, which signing needs; make_keys.sh makes one")
     return key
-
-
-def _trusted(file: Path) -> dict[str, Ed25519PublicKey]:
-    try:
-        entries = yaml.safe_load(file.read_text(encoding="utf-8"))
-        keys = {str(id): load_ssh_public_key(str(text).encode()) for id, text in entries.items()}
-    except (OSError, ValueError, AttributeError, yaml.YAMLError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} lists no trusted keys ({error}); make_keys.sh makes it") from None
-    return {id: key for id, key in keys.items() if isinstance(key, Ed25519PublicKey)}
 
 
 # What the coordinator asks of its own SuperLink: to register a site's key, to run the signed app.

@@ -24,7 +24,7 @@ from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join
+from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join, trusted_keys
 from feddg.deploy.site import copies_in, list_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
@@ -36,7 +36,7 @@ from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES, build_defences
 from feddg.runs.prepare import free_memory, methods_files, peak_memory
 from feddg.settings import ServerSettings
-from feddg.storage import cache_folder, parse_fields, private_folder, why
+from feddg.storage import cache_folder, private_folder, why
 from feddg.text import size
 
 SAMPLE = 256
@@ -391,18 +391,11 @@ def check_key(key: Path) -> Diagnostic:
 
 def check_trusted(file: Path) -> Diagnostic:
     """Checks that the site has the keys of trusted apps."""
-    code = "trusted-apps"
+    code, remedy = "trusted-apps", "The coordinator sends keys/trusted.yaml: put it here."
     try:
-        trusted = parse_fields(file.read_text("utf-8"))
-    except OSError as error:
-        remedy = "The coordinator sends keys/trusted.yaml: put it here."
-        return failed(code, f"{file}: {why(error)}.", remedy)
-    except ValueError as error:
-        return failed(code, f"{file} {error}.", "Ask the coordinator for it again.")
-    keys = [name for name in trusted if str(name).startswith("fpk_")]
-    if not keys:
-        return failed(code, f"{file} names no key.", "Ask the coordinator for it again.")
-    return note(code, f"The site runs apps signed by {', '.join(keys)}.")
+        return note(code, f"The site runs apps signed by {', '.join(trusted_keys(file))}.")
+    except FeddgError as error:
+        return failed(code, f"{error}.", remedy)
 
 
 def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:

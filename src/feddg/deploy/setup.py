@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from jinja2 import Environment
 from pydantic import Field, ValidationError
@@ -120,6 +121,24 @@ def public_key(file: Path) -> bytes:
     if not isinstance(key, EllipticCurvePublicKey):
         raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def trusted_keys(file: Path) -> dict[str, Ed25519PublicKey]:
+    """Returns the keys of a ``trusted.yaml``, by id: a site runs apps signed by one of them.
+
+    Raises:
+        FeddgError: it cannot be read, or lists none.
+    """
+    try:
+        with open_file(file) as content:
+            texts = parse_fields(content.read().decode())
+        listed = {id: load_ssh_public_key(str(text).encode()) for id, text in texts.items()}
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise FeddgError(f"{file} lists no trusted keys ({error}); make_keys.sh makes it") from None
+    keys = {id: key for id, key in listed.items() if isinstance(key, Ed25519PublicKey)}
+    if not keys:
+        raise FeddgError(f"{file} lists no trusted keys; make_keys.sh makes it")
+    return keys
 
 
 def _known_names(experiment: Experiment, test: str) -> tuple[Sequence[str], Sequence[str]]:

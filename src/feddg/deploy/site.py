@@ -63,7 +63,6 @@ log = logging.getLogger("feddg")
 
 DIGITS = "digits:"
 IMAGES = "images.json"
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
 
 
@@ -76,24 +75,18 @@ class SiteMemory:
 
     Args:
         cache: the site's cache folder.
-        run: the run's key, created by the server.
-        site: the site's name.
+        run: the run's key, created by the server, as :class:`Request` admits it.
+        site: the site's name, as :class:`SiteConfig` admits it.
         seed: the experiment's seed, under which the site stores which sums it helped to open. This
             holds for all runs and experiments, because one that starts again, be it with other
             settings for its report, trains the same updates again.
         closed: whether the method solves in closed form. Its sums, like those before round 1, are
             the same under every seed, and so stored for all.
-
-    Raises:
-        ClientError: a name is not valid for a folder.
     """
 
     def __init__(
         self, cache: Path, run: str, site: str, seed: int = 0, *, closed: bool = False
     ) -> None:
-        for name in (run, site):
-            if not _FOLDER_NAME.fullmatch(name):
-                raise ClientError(f"{name!r} cannot name a folder; use letters, digits, - and _")
         self.folder = cache / "deployments" / run / site
         self._secrets = self.folder / "secrets.safetensors"
         self._sums, self._site = cache / "opened_sums", site
@@ -359,6 +352,8 @@ class SiteConfig(Settings):
         settings = {key: value for key, value in node_config.items() if key in cls.model_fields}
         with schema_faults(FeddgError, "--node-config of this SuperNode: ", cls.model_fields):
             config = cls(**settings)
+        if not re.fullmatch(SITE_NAME, config.site):
+            raise FeddgError(f"site {config.site!r}: use letters, digits, - and _ only")
         if bool(config.images) == bool(config.program):
             raise FeddgError("--node-config of this SuperNode: give either images or program")
         return config
@@ -413,8 +408,6 @@ class Site:
 
     def __init__(self, node_config: Mapping[str, object], run_config: Mapping[str, object]) -> None:
         self.config = SiteConfig.read(node_config)
-        if not re.fullmatch(SITE_NAME, self.config.site):
-            raise FeddgError(f"site {self.config.site!r}: use letters, digits, - and _ only")
         self.experiment = _experiment_at(run_config.get("experiment"), self.config.device)
         self.table, self.pixels = load_pixels(
             self.config.images,

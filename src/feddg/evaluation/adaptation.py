@@ -31,7 +31,6 @@ from feddg.models.normalization import (
     BatchInstanceNorm2d,
     Moments,
     Rule,
-    Share,
     Stored,
     adapter_of,
     batch_norms,
@@ -279,8 +278,7 @@ class Adapter(Predictor):
         """Returns the rule that mixes with the mean of alpha."""
         adapter = adapter_of(self.model)
         assert adapter is not None
-        share: Share = adapter.share()
-        return interpolated(self.model, share)
+        return interpolated(self.model, adapter.share())
 
 
 @register_adaptation

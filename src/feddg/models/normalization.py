@@ -451,15 +451,10 @@ class Adapted(nn.Module):
         super().__init__()
         self.network = network
 
-    @property
-    def share(self) -> Share:
-        """The function that gives alpha: its mean."""
-        adapter = adapter_of(self.network)
-        assert adapter is not None, "the network has no adapter"
-        return adapter.share()
-
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits ``(B, classes)``."""
-        with normalised_by(self.network, interpolated(self.network, self.share)):
+        adapter = adapter_of(self.network)
+        assert adapter is not None, "the network has no adapter"
+        with normalised_by(self.network, interpolated(self.network, adapter.share())):
             logits: Tensor = self.network(images)
         return logits

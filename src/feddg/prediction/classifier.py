@@ -12,7 +12,7 @@ import torch
 import feddg
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import Diagnostic, warning
+from feddg.diagnostics import warn
 from feddg.errors import DataError, FeddgError, RunError, schema_faults
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
@@ -105,7 +105,6 @@ class RunClassifier(ImageClassifier):
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
 
     Attributes:
-        folder: as it was named.
         trained: the model.
         device: where it is.
 
@@ -123,8 +122,7 @@ class RunClassifier(ImageClassifier):
         precision: str = "float32",
     ) -> None:
         trained = self.trained = load_trained(run, device, which)
-        self.folder = Path(run)
-        description = describe_model(self.folder, trained)
+        description = describe_model(Path(run), trained)
         super().__init__(description.model_copy(update={"adaptation": adapt}))
         self._own = trained.predictor()
         self._model = self._own if adapt is None else trained.predictor(adapt)
@@ -222,16 +220,17 @@ def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
         )
 
 
-def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
+def image_files(named: Sequence[Path | str], left_out: list[Path] | None = None) -> Iterator[Path]:
     """Yields the named image files, in the order of the names.
 
     A named file may have any suffix. A folder (or a link to one) gives the image files below it,
-    sorted by name, without hidden files, linked folders and links to files elsewhere
-    (:func:`about_links` reports these). A glob (``*``, ``?``, ``[...]``, ``**``) gives its matches,
-    sorted. Only the names of one folder or glob are in memory at a time.
+    sorted by name, without hidden files, linked folders and links to files elsewhere. A glob
+    (``*``, ``?``, ``[...]``, ``**``) gives its matches, sorted. Only the names of one folder or
+    glob are in memory at a time.
 
     Args:
         named: files, folders, globs.
+        left_out: gets the links that lead elsewhere.
 
     Raises:
         DataError: a name does not exist, is a run, or cannot be listed; raised before the first
@@ -243,37 +242,30 @@ def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
             raise DataError(f"{name} does not exist; name images, folders or globs")
         if is_run(name):  # the second of a glob of runs
             raise DataError(f"{name} is a run folder, not a folder of images; name one run")
-    return (file for name in names for file in _below(name, []))
-
-
-def about_links(named: Sequence[Path | str]) -> Iterator[Diagnostic]:
-    """Reports links in named folders that lead outside; they are skipped.
-
-    Their targets could be any files; name them directly to include them.
-    """
-    left_out: list[Path] = []
-    for name in named:
-        for _ in _below(Path(name).expanduser(), left_out):
-            pass
-    if left_out:
-        first, count = printable(str(left_out[0])), len(left_out)
-        yield warning(
-            "links-left-out",
-            f"{counted(count, 'link')} out of the named folders left out, the first: {first}.",
-            "Name what is meant instead.",
-        )
+    links = [] if left_out is None else left_out
+    return (file for name in names for file in _below(name, links))
 
 
 def count_files(named: Sequence[Path | str]) -> int:
-    """Returns how many files :func:`image_files` yields.
+    """Returns how many files :func:`image_files` yields; warns of links that lead outside.
+
+    Their targets could be any files; name them directly to include them.
 
     Raises:
         DataError: see :func:`image_files`; or there are no image files.
     """
-    count = sum(1 for _ in image_files(named))
+    left_out: list[Path] = []
+    count = sum(1 for _ in image_files(named, left_out))
     if not count:
         listed = ", ".join(str(name) for name in named) or "nothing"
         raise DataError(f"there is no image in {listed}; known endings: {endings()}")
+    if left_out:
+        links, first = counted(len(left_out), "link"), printable(str(left_out[0]))
+        warn(
+            "links-left-out",
+            f"{links} out of the named folders left out, the first: {first}.",
+            "Name what is meant instead.",
+        )
     return count
 
 

@@ -29,7 +29,6 @@ from feddg.diagnostics import Progress, emit, silent, warn
 from feddg.errors import DataError, MissingPackage, RunError, nearest
 from feddg.prediction.classifier import (
     ImageClassifier,
-    about_links,
     count_files,
     image_files,
     load_classifier,
@@ -226,13 +225,14 @@ def predict(
     Raises:
         RunError: the folder has no model.
         AdaptationError: the adaptation is unknown, or does not suit the model.
-        DataError: a name does not exist.
+        DataError: a name does not exist, or there is no image.
     """
     named = [images] if isinstance(images, str | Path) else images
-    files, classifier = image_files(named), load_classifier(run, adapt, device, which)
-    emit(*classifier.diagnostics, *about_links(named))
+    count_files(named)
+    classifier = load_classifier(run, adapt, device, which)
+    emit(*classifier.diagnostics)
     predictor = predictor_of(classifier, named, batch_size)
-    batches = predict_batches(predictor, files)
+    batches = predict_batches(predictor, image_files(named))
     return PredictedImages(row for batch in batches for _, rows in batch for row in rows)
 
 
@@ -469,7 +469,6 @@ def predict_files(
     check_page(html, out)
     total = count_files(images)
     classifier = load_classifier(run, adapt, device, which, precision)
-    emit(*about_links(images))
     refuse_doubtful(classifier.diagnostics, strict)
     predictor = predictor_of(classifier, images, batch_size)
     classes, part = len(classifier.class_names), part_of(out)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from feddg.data.columns import read_columns
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warning
+from feddg.diagnostics import Diagnostic, Progress, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
 from feddg.evaluation.calibration import (
@@ -32,7 +32,6 @@ from feddg.models.network import Network
 from feddg.prediction.classifier import (
     ImageClassifier,
     RunClassifier,
-    about_links,
     count_files,
     image_files,
 )
@@ -626,14 +625,13 @@ def travel(
     if choose and (labels is None or Path(labels).exists()):
         fault = "--choose needs --labels" if labels is None else f"{labels} exists"
         raise DataError(f"{fault}; name a new file for the images to label")
-    count_files(named)  # raises where there are none, before anything that takes time
+    total = count_files(named)  # raises where there are none, before anything that takes time
     model = Recorder(path, device, which)
-    emit(*about_links(named))
     kept = None if beside else read_calibration(path, model)
     kept = kept or calibrate(
         path, model, beside=beside, cache=cache, batch_size=batch_size, progress=progress
     )
-    rows, failed = _answers(model, named, batch_size, progress)
+    rows, failed = _answers(model, named, total, batch_size, progress)
     outputs, files = model.taken(), [row.file for row in rows]
     signals = Signals.of(kept.reference, outputs, model.familiar)
     without = kept.at(signals, len(files))
@@ -682,11 +680,11 @@ def travel(
 
 
 def _answers(
-    model: Recorder, named: Sequence[Path | str], batch_size: int, progress: Progress
+    model: Recorder, named: Sequence[Path | str], total: int, batch_size: int, progress: Progress
 ) -> tuple[list[Prediction], int]:
     """Returns the answers for all usable images, and the number of unusable files."""
     rows: list[Prediction] = []
-    failed, done, total = 0, 0, count_files(named)
+    failed = done = 0
     predictor = predictor_of(model, named, batch_size)
     for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
