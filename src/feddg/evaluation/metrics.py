@@ -56,11 +56,6 @@ class Metric:
     order: int = 100
     title: str = ""
 
-    @property
-    def defined_by(self) -> Compute:
-        """The function that tells this metric from another of the same name."""
-        return self.compute
-
 
 METRICS: Registry[Metric] = Registry(
     "metric",
