@@ -10,8 +10,9 @@ from types import ModuleType
 import pytest
 
 from feddg.data.data_set import DATA_SETS, load_source, register_source
-from feddg.errors import DataError
+from feddg.errors import DataError, RunError
 from feddg.registry import Registry
+from feddg.runs.table import SELECTION_RULES, NumberTable, SelectionRule, add_rule
 from published_trees import write_tree
 
 
@@ -25,6 +26,18 @@ def test_a_notebooks_cell_may_register_its_function_again() -> None:
     assert DATA_SETS["mine"].load(None) == 2
     with pytest.raises(DataError, match="two data sets are called 'digits'"):
         register_source("digits")(cell["load"])
+
+
+def test_a_notebooks_cell_may_register_its_rule_again(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(SELECTION_RULES, "_found", dict(SELECTION_RULES))
+    fresh.setattr(SELECTION_RULES, "_aliases", dict(SELECTION_RULES._aliases))
+    for answer in (1, 2):
+        cell: dict = {"__name__": "notebook"}
+        exec(f"def choose(table):\n    return {answer}\n", cell)
+        add_rule(SelectionRule("mine", "Mine", cell["choose"]))
+    assert SELECTION_RULES["mine"].choose(NumberTable()) == 2
+    with pytest.raises(RunError, match=r"two .*'final': .*final_round and notebook\.choose"):
+        add_rule(SelectionRule("final", "Final", cell["choose"]))
 
 
 def test_sources_of_other_packages(

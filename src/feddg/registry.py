@@ -168,8 +168,9 @@ def _alike(one: object, other: object) -> bool:
 
 
 def _maker(definition: object) -> object:
-    """Returns what identifies a definition: a class or function, or its ``defined_by``."""
-    return getattr(definition, "defined_by", None) or definition
+    """Returns what identifies a definition: a class or function, or its first function."""
+    values = (definition, *getattr(definition, "__dict__", {}).values())
+    return next((value for value in values if hasattr(value, "__qualname__")), definition)
 
 
 def _origin(definition: object) -> str:

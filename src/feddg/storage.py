@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
@@ -273,7 +273,7 @@ def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str
         return sorted(listing, key=lambda entry: entry.name)
 
 
-_unwritable: set[Path] = set()
+_warn_once = cache(log.warning)
 
 
 def open_array(path: Path, *, writable: bool = True) -> numpy.ndarray:
@@ -302,7 +302,7 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
     """Opens a cached array; computes and stores it first if it is missing or damaged.
 
     If the file cannot be written or read, the array is used without being stored; this is reported
-    once per folder and process.
+    once per folder and reason.
     """
     try:
         return open_array(path)
@@ -320,14 +320,12 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
         replace_file(path, write)
         return open_array(path)
     except (OSError, ValueError) as error:
-        if path.parent not in _unwritable:
-            _unwritable.add(path.parent)
-            log.warning(
-                "Cannot keep what is computed once in %s: %s; it is computed again whenever it is "
-                "needed. Free some space there, or name another cache folder.",
-                path.parent,
-                why(error),
-            )
+        _warn_once(
+            "Cannot keep what is computed once in %s: %s; it is computed again whenever it is "
+            "needed. Free some space there, or name another cache folder.",
+            path.parent,
+            why(error),
+        )
         return array
 
 

@@ -2,18 +2,17 @@
 
 import csv
 import io
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from feddg.data.images import is_printable
 from feddg.errors import DataError, nearest
 from feddg.records import from_cell
 from feddg.storage import read_text
 
 FIRST = 2
 """Number of the first row, below the header line."""
-_CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +101,11 @@ def read_columns(
     if not len(table):
         raise DataError(f"{file} has no rows.")
     for name, values in columns.items():
-        odd = next((index for index, text in enumerate(values) if _CONTROL.search(text)), None)
+        odd = next((index for index, text in enumerate(values) if not is_printable(text)), None)
         if odd is not None:
             raise DataError(
-                f"{table.row(odd)} has {values[odd][:80]!r} as {name}, with a control character; "
-                "take it out."
+                f"{table.row(odd)} has {values[odd][:80]!r} as {name}, with a character that "
+                "cannot be printed; take it out."
             )
     return table
 

@@ -170,11 +170,6 @@ class DataSet:
         """The name as papers spell it: the beginning of the summary."""
         return self.summary.partition(" (")[0].partition(":")[0]
 
-    @property
-    def defined_by(self) -> Loader | None:
-        """The function that tells this definition from another of the same name."""
-        return self.load
-
 
 def _adopt(name: str, loaded: Any) -> DataSet:
     definition = from_loader(name, loaded) if callable(loaded) else loaded

@@ -19,6 +19,7 @@ from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
 from feddg.registry import Registry
 from feddg.storage import entries, file_faults, open_file, stamp
+from feddg.text import printable
 
 _ALWAYS = {
     ".jpg": "JPEG",
@@ -58,9 +59,6 @@ _REMEDIES = {
 }
 REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix in suffixes}
 """What to do about files with images in formats that are not read, by suffix."""
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
-"""
 _COLUMNS = (
     *("labels", "domains", "images", "split", "clients", "groups", "listed_rows", "held_back"),
 )
@@ -382,8 +380,11 @@ def plain_name(name: str) -> str:
 
 
 def is_printable(name: str) -> bool:
-    """Returns whether a name has no control characters, line ends and bytes that are no UTF-8."""
-    return not _UNPRINTABLE.search(name)
+    """Returns whether a name has no control characters, line ends and bytes that are no UTF-8.
+
+    No file of ours could hold them.
+    """
+    return printable(name) == name
 
 
 def composed(name: str) -> str:

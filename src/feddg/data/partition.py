@@ -261,11 +261,6 @@ class PartitionRule:
     keeps_sizes: bool = True
     number: Callable[[Dealing], int] | None = None
 
-    @property
-    def defined_by(self) -> Callable[..., object]:
-        """The function that tells this rule from another of the same name."""
-        return self.decide
-
 
 PARTITIONS: Registry[PartitionRule] = Registry(
     "partition",

@@ -54,11 +54,6 @@ class Metric:
     higher_is_better: bool | None = True
     title: str = ""
 
-    @property
-    def defined_by(self) -> Compute:
-        """The function that tells this metric from another of the same name."""
-        return self.compute
-
 
 METRICS: Registry[Metric] = Registry(
     "metric",

@@ -92,10 +92,14 @@ def test_a_bad_row_is_named_in_one_line(
             changed(3, "path", "C:\\x\\1.png"),
             r"^row 5 .*; write it relative to that folder\.$",
         ),
-        (changed(3, "path", "a\0b.png"), r"^row 5 of t\.csv has 'a\\x00b.png' as path, with a con"),
+        (changed(3, "path", "a\0b.png"), r"^row 5 of t\.csv has 'a\\x00b.png' as path, with a cha"),
         (
             changed(3, "label", "flu\x1b[31m"),
-            r"^row 5 of t\.csv has 'flu\\x1b.* as label, with a con",
+            r"^row 5 of t\.csv has 'flu\\x1b.* as label, with a cha",
+        ),
+        (
+            changed(3, "path", "a\u202egnp.exe"),
+            r"^row 5 of t\.csv has 'a\\u202egnp.exe' as path, with a cha",
         ),
         (changed(3, "path", ""), r"^row 5 of t\.csv has no path"),
         (changed(3, "label", " "), r"^row 5 of t\.csv has no label"),
