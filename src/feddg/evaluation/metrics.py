@@ -222,15 +222,7 @@ for _place, (_name, _title, _summary) in enumerate(
         ("specificity", "Specificity", "share of the others that is not called so"),
     )
 ):
-    register_metric(
-        Metric(
-            name=_name,
-            title=_title,
-            summary=f"{_summary}, in [0, 1]",
-            compute=_of_decision,
-            order=50 + _place,
-        )
-    )
+    _metric(_name, _title, f"{_summary}, in [0, 1]", 50 + _place)(_of_decision)
 
 
 def area_under_roc(positive: numpy.ndarray, scores: numpy.ndarray) -> float:
