@@ -317,7 +317,7 @@ def carry_out_comparison(
     comparison.write()
     folders, missing = comparison.folders, comparison.missing
     comparison.keep(folders)
-    watching.start(len(folders), len(folders) - len(missing), max(1, jobs))
+    watching.start(len(folders), len(folders) - len(missing))
     try:
         if jobs > 1:
             _decode_once([cell.experiment for cell in missing], cached)
