@@ -86,7 +86,7 @@ def test_many_runs_say_how_far_they_are_now_and_then(shown, tmp_path):
     clock = Clock()
     bars = ManyBars(shown, clock)
     cell = Cell("fedavg", "sketch", {}, 0, EXPERIMENT, folder=tmp_path / "mine")
-    bars.start(2, 0, 1)
+    bars.start(2, 0)
     bars.news(cell, {"of": 10, "rounds": 0})
     assert lines(shown) == []
     clock.now = SILENCE_SECONDS
@@ -111,7 +111,7 @@ def test_a_bar_that_does_not_know_its_length_yet_is_drawn(tmp_path):
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     bars = ManyBars(console)
     cell = Cell("fedavg", "sketch", {}, 0, EXPERIMENT, folder=tmp_path / "mine")
-    bars.start(1, 0, 1)
+    bars.start(1, 0)
     bars.news(cell, {"work": "decoding"})
     bars.news(cell, {"of": 10, "rounds": 3})
     bars.end()

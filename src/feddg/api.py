@@ -251,7 +251,7 @@ def compare(
     execution |= {"launcher": launcher, "launcher_options": launcher_options}
     chosen, trials = whole, prepare_trials(whole, folder, **lookup)
     if trials is not None:
-        watcher.planned(trials, jobs)
+        watcher.planned(trials)
         if dry_run and trials.missing:
             return trials
         if not dry_run:
@@ -259,7 +259,7 @@ def compare(
             emit(*trials.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
     done = prepare_comparison(whole, folder, cells=expand_plan(chosen), **lookup)
-    watcher.planned(done, jobs)
+    watcher.planned(done)
     if dry_run:
         return done
     carry_out_comparison(done, **execution)

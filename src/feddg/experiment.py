@@ -358,13 +358,12 @@ def complete(fields: Mapping[str, object]) -> Fields:
     full: Fields = {}
     for _, layer in named_layers:
         full = merge(full, layer)
-    if method_class(str(full.get("method", {}).get("name", "fedavg")).lower()).one_round:
+    method = _method_of(full)
+    if method.one_round:
         full = merge(full, ONE_ROUND)
     full = _with_possible_head(_with_possible_clients(full, given), given)
-    choice = full.get("method", {})
-    name = str(choice.get("name", "fedavg")).lower()
-    built = build_method(name, choice.get("settings", {}))
-    resolved = {"name": method_class(name).name, "settings": built.settings.model_dump(mode="json")}
+    built = method(**full.get("method", {}).get("settings", {}))
+    resolved = {"name": method.name, "settings": built.settings.model_dump(mode="json")}
     defences = [resolved_choice(choice) for choice in full.get("defences", ())]
     return _decide(
         {
@@ -375,6 +374,10 @@ def complete(fields: Mapping[str, object]) -> Fields:
             "defences": defences,
         }
     )
+
+
+def _method_of(fields: Fields) -> type[Method]:
+    return method_class(str(fields.get("method", {}).get("name", "fedavg")))
 
 
 def _with_options(data: Mapping[str, object]) -> Mapping[str, object]:
@@ -407,7 +410,7 @@ def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
         raise ExperimentError(
             f"unknown preset {preset!r}{nearest(preset, defined)}; there are: {', '.join(defined)}"
         )
-    method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
+    method = _method_of(given)
     train = given.get("train", {})
     passes = train.get("local_epochs") is not None and "local_steps" not in train
     scratch = _from_scratch(given, preset, source)

@@ -26,6 +26,8 @@ MOST_ROWS = 1_000_000
 """Largest dimension that only the sender knows (a number of images or styles)."""
 MOST_NUMBERS = 2**28
 """Largest number of entries of one declared tensor: 1 GB in float32."""
+LONGEST_NAME = 200
+"""Most characters of a name from outside."""
 MOST_TEXT = 500
 """Most characters kept of a text from outside."""
 _NOT_FINITE = "is not finite (NaN or infinite)"
@@ -574,14 +576,13 @@ def plain_text(value: object, most: int = MOST_TEXT) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def names_fault(names: Sequence[object], what: str, most: int, length: int = 200) -> str | None:
+def names_fault(names: Sequence[object], what: str, most: int) -> str | None:
     """Returns what is wrong with a list of names from outside, or None.
 
     Args:
         names: the list.
         what: what they are names of, in the singular.
         most: largest number of names.
-        length: largest length of a name.
     """
     if not names:
         return f"names no {what}"
@@ -590,7 +591,7 @@ def names_fault(names: Sequence[object], what: str, most: int, length: int = 200
     for name in names:
         if not isinstance(name, str) or not name.strip():
             return f"has a {what} without a name"
-        if len(name) > length or plain_text(name, length) != name:
+        if plain_text(name, LONGEST_NAME) != name:
             return f"has a {what} name that is too long or not plain: {plain_text(name, 40)!r}"
     if len(set(names)) < len(names):
         return f"names a {what} twice"

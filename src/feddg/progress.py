@@ -135,7 +135,7 @@ class PlannedRuns(Watcher):
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def planned(self, comparison: "Comparison", jobs: int) -> None:
+    def planned(self, comparison: "Comparison") -> None:
         """Prints it."""
         print_plan(self._console, comparison)
 
@@ -149,10 +149,10 @@ class ManyBars(PlannedRuns):
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
         super().__init__(console)
         self._clock, self._last = clock, clock()
-        self.start(0, 0, 0)
+        self.start(0, 0)
         self.end()
 
-    def start(self, total: int, done: int, jobs: int) -> None:
+    def start(self, total: int, done: int) -> None:
         """Shows the bar of all runs."""
         self._progress = _bars(self._console, TimeElapsedColumn(), NOTE)
         self._tasks: dict[Path, TaskID] = {}

@@ -50,7 +50,7 @@ class Notes(Watcher):
     def __init__(self, stop_at=None):
         self.stop_at, self.ends, self.counts, self.rounds = stop_at, [], None, []
 
-    def start(self, total, done, jobs):
+    def start(self, total, done):
         self.counts = (total, done)
 
     def news(self, cell, facts):

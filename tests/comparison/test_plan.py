@@ -175,7 +175,7 @@ def test_mistakes_are_named(subtests):
         ({"base": BASE | {"method": "ridge"}}, r"method has no effect here; say methods: \[ridge"),
         ({"hold_out": ["ink", None]}, "hold_out has an empty item; name a domain"),
         ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
-        ({"settings": {"train.lr": []}}, r"settings has no value for train\.lr"),
+        ({"settings": {"train.lr": []}}, r"settings\.train\.lr: .*at least 1 item"),
         ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
         ({"settings": {"hold_out.test": [["ink"]]}}, "held out is a column"),
         ({"methods": [{"name": "fedavg", "experiment": {"hold_out": "ink"}}]}, "is a column"),

@@ -358,8 +358,8 @@ def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
 @pytest.mark.parametrize(
     ("tune", "fault"),
     [
-        ({"settings": {}}, "a value each"),
-        ({"settings": {"train.lr": []}}, "a value each"),
+        ({"settings": {}}, "tune.settings: Dictionary should have at least 1 item"),
+        ({"settings": {"train.lr": []}}, "train.lr: Tuple should have at least 1 item"),
         ({"settings": {"train.lr": [0.1]}, "rule": "best_held_out"}, "held-out images"),
         ({"settings": {"train.lr": [0.1]}, "rounds": 0}, "tune.rounds"),
         ({"settings": {"method.nothing": [1]}}, "method.nothing is tried for no method"),

@@ -545,5 +545,6 @@ def test_the_matrix_has_its_last_label_on_a_phone(open_in_browser, folder_maker,
 
 
 def test_a_title_is_shown_as_it_is_in_a_file_of_tables(tmp_path):
-    (file,) = write_tables(Page("<b>a|*x*\n# y", "Lead.", (), (), ()), tmp_path)
+    write_tables(Page("<b>a|*x*\n# y", "Lead.", (), (), ()), tmp_path)
+    (file,) = tmp_path.iterdir()
     assert file.read_text("utf-8").startswith("# \\<b\\>a\\|\\*x\\* # y\n\n")

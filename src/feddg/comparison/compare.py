@@ -18,7 +18,6 @@ from feddg.comparison.results_file import (
     read_results,
     rows_of,
 )
-from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic, silent, warning
 from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
@@ -317,7 +316,7 @@ def carry_out_comparison(
     comparison.write()
     folders, missing = comparison.folders, comparison.missing
     comparison.keep(folders)
-    watching.start(len(folders), len(folders) - len(missing), max(1, jobs))
+    watching.start(len(folders), len(folders) - len(missing))
     try:
         if jobs > 1:
             _decode_once([cell.experiment for cell in missing], cached)
@@ -336,17 +335,7 @@ def carry_out_comparison(
 
 def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     """Fills the shared pixel cache, so that several processes do not each decode the images."""
-    seen: set[str] = set()
-    for experiment in experiments:
-        data = experiment.data
-        if data.root is None:
-            continue  # drawn, not decoded: there is no cache that processes could share
-        images = (data.source, data.root, data.all_options, data.leave_out)
-        key = repr((*images, data.image_size, data.resize, Reading.of(data)))
-        if key in seen:
-            continue
-        seen.add(key)
-        try:
-            load_table(experiment, cache, silent)
-        except FeddgError:
-            continue  # each run that needs it says what is wrong
+    for experiment in {repr(experiment.data): experiment for experiment in experiments}.values():
+        if experiment.data.root is not None:  # what is drawn has no cache to share
+            with suppress(FeddgError):  # each run that needs the images says what is wrong
+                load_table(experiment, cache, silent)

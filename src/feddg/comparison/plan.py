@@ -177,6 +177,7 @@ def _images(value: object) -> Any:
 
 
 RuleName = Annotated[str, AfterValidator(_rule_name)]
+Values = Annotated[tuple[object, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[int, ...], BeforeValidator(_counted)]
 Budget = Annotated[int, BeforeValidator(_images), Field(ge=1)]
 
@@ -193,15 +194,13 @@ class Tune(Settings):
         rule: the selection rule for the round of a trial.
     """
 
-    settings: dict[str, tuple[object, ...]]
+    settings: dict[str, Values] = Field(min_length=1)
     rounds: int | None = Field(None, ge=1)
-    seeds: Seeds = (0,)
+    seeds: Annotated[Seeds, Field(min_length=1)] = (0,)
     rule: RuleName = FINAL.title
 
     @model_validator(mode="after")
-    def _something_to_try(self) -> "Tune":
-        if not self.settings or not all(self.settings.values()) or not self.seeds:
-            raise ValueError("needs settings with a value each, and a seed")
+    def _opens_no_held_out_images(self) -> "Tune":
         if SELECTION_RULES.find(self.rule).split not in (None, ID_VAL):
             raise ValueError(
                 f"rule {self.rule!r} looks at held-out images, which trials never open"
@@ -263,7 +262,7 @@ class Plan(Settings):
     clients: Annotated[
         tuple[Annotated[tuple[int, int | None], BeforeValidator(_pair)], ...], _alone(int)
     ] = ()
-    settings: dict[str, tuple[object, ...]] = Field(default_factory=dict)
+    settings: dict[str, Values] = Field(default_factory=dict)
     seeds: Seeds = (0,)
     budgets: Annotated[
         tuple[Budget, ...],
@@ -742,9 +741,6 @@ def _check_fields(plan: Plan) -> None:
         )
     if named and any(variant.method != named for variant in plan.methods):
         unused.append(("method", [named]))
-    for name, tried in plan.settings.items():
-        if not tried:
-            raise ExperimentError(f"plan: settings has no value for {name}; list one or more")
     for name, values in unused:
         asked = ", ".join(map(str, values))
         raise ExperimentError(f"plan: {name} has no effect here; say {name}s: [{asked}]")

@@ -68,14 +68,14 @@ class Outcome:
 class Watcher:
     """Watches the progress of many runs; its methods do nothing by default."""
 
-    def planned(self, comparison: Any, jobs: int) -> None:
+    def planned(self, comparison: Any) -> None:
         """A plan's contents, before any of it is run.
 
         If the plan has a ``tune`` section, the trials come first, then the table.
         """
 
-    def start(self, total: int, done: int, jobs: int) -> None:
-        """``done`` of ``total`` runs were already complete; ``jobs`` will run at once."""
+    def start(self, total: int, done: int) -> None:
+        """The others begin: ``done`` of ``total`` runs were complete."""
 
     def news(self, cell: Cell, news: Mapping[str, object]) -> None:
         """A run reported something: see :class:`Reporter`."""

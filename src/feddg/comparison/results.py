@@ -404,7 +404,7 @@ def _state(run: Run) -> str:
     return f"{run.status}: {run.error}" if run.error else run.status
 
 
-def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
+def results_of(folders: Sequence[Path]) -> Results:
     """Arranges runs in a table by the settings in which they differ.
 
     Hyper-parameters that differ between runs of one method become part of its label. Other
@@ -469,7 +469,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         else row
         for row, folder in zip(rows, folder_of)
     ]
-    name = title or f"{len(runs)} runs"
+    name = f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
     return Results(name=name, title=name, rows=rows, open=incomplete)
 

@@ -317,31 +317,18 @@ class Evaluation:
                 f"the task's score is {values[bad]} for image {bad} of {name}; it must be a number "
                 "for every image, also where there is nothing to find"
             )
+        correct, of_classes = float(values.sum(dtype=float)), dict[str, Any]()
+        if task.has_classes:
+            if outputs.isnan().any():  # and would count as the first class
+                raise RunError(NOT_FINITE.format(f"images of {name}"))
+            pairs = targets * self.classes + outputs.argmax(1)
+            counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
+            correct, confusion = int(correct), counts.numpy()
+            of_classes["metrics"] = measure(Predictions(confusion, outputs, targets))
+            of_classes["confidence"] = float(outputs.softmax(1).amax(1).mean())
         groups = None if self.groups is None else self.groups[rows]
-        score = Score(
-            split,
-            name,
-            float(values.sum(dtype=float)),
-            len(rows),
-            loss,
-            confusion,
-            values=values,
-            groups=groups,
-        )
-        if not task.has_classes:
-            return score
-        if outputs.isnan().any():  # and would count as the first class
-            raise RunError(NOT_FINITE.format(f"images of {name}"))
-        pairs = targets * self.classes + outputs.argmax(1)
-        counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
-        confusion = counts.numpy()
-        return replace(
-            score,
-            correct=int(score.correct),
-            confusion=confusion,
-            metrics=measure(Predictions(confusion, outputs, targets)),
-            confidence=float(outputs.softmax(1).amax(1).mean()),
-        )
+        more = of_classes | {"values": values, "groups": groups}
+        return Score(split, name, correct, len(rows), loss, confusion, **more)
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
         """Returns the outputs ``(len(rows), ...)`` on the CPU in float32.

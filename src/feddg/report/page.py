@@ -94,21 +94,12 @@ def write_comparison(folder: Path) -> Path:
     return write_page(page, folder / "report.html")
 
 
-def write_tables(page: Page, folder: Path) -> list[Path]:
-    """Writes every table of a page as Markdown, CSV and LaTeX.
-
-    Returns:
-        The paths of the files; ``tables.md`` contains all tables.
-    """
-    files = [
-        write_file(folder / f"{name}.{suffix}", text(table))
-        for name, table in page_tables(page)
-        for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex))
-    ]
-    return [
-        *files,
-        write_file(folder / "tables.md", f"# {as_markdown(page.title)}\n\n{tables_of(page)}"),
-    ]
+def write_tables(page: Page, folder: Path) -> None:
+    """Writes every table of a page as Markdown, CSV and LaTeX, and all of them to ``tables.md``."""
+    for name, table in page_tables(page):
+        for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex)):
+            write_file(folder / f"{name}.{suffix}", text(table))
+    write_file(folder / "tables.md", f"# {as_markdown(page.title)}\n\n{tables_of(page)}")
 
 
 def tables_of(page: Page) -> str:
