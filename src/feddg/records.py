@@ -488,7 +488,7 @@ class Details(JsonFile):
     """What one of a run's models gives image by image, summed up; without an adaptation.
 
     Attributes:
-        which: the selection rule of the model; None if an earlier version did not say.
+        which: the selection rule of the model; None if there are no details.
         round: the round it is from.
         decision: about a class; None without one.
         subgroups: accuracy by subgroup.

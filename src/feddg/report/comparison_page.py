@@ -56,7 +56,7 @@ def comparison_page(results: Results) -> Page:
     sections = [
         _accuracy_section(results),
         _budget_section(every),
-        section_of("Decision", _decision_table(results)),
+        section_of("Decision", _decision_table(results, base)),
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
             "Margins and ranks",
@@ -174,13 +174,12 @@ def _budget_section(results: Results) -> Section | None:
     return section_of("By images seen", tables.budget_table(results), picture, *folds)
 
 
-def _decision_table(results: Results) -> Table | None:
-    """Returns the decision's metrics on held-out domains, with paired differences to FedAvg."""
+def _decision_table(results: Results, base: str) -> Table | None:
+    """Returns the decision's metrics on held-out domains, with paired differences to one method."""
     values = {name: results.values(results.default_rule, name) for name in OF_A_DECISION}
     measured = {name: methods for name, methods in values.items() if methods}
     if not measured:
         return None
-    base = "fedavg" if "fedavg" in results.methods else results.methods[0]
     margins = {
         name: leads(methods, results.domains, base) if base in methods else {}
         for name, methods in measured.items()

@@ -33,6 +33,7 @@ from feddg.report.blocks import (
 )
 from feddg.report.text import (
     AGGREGATE_WORDS,
+    capital,
     metric_title,
     points,
     sentence,
@@ -442,15 +443,8 @@ def about_results(results: Results) -> list[Diagnostic]:
     )
     diagnostics = []
     for (code, severity), places in findings.items():
-        often = grouped(places)
-        where = ", ".join(f"{listed(names)}{in_runs}" for in_runs, names in often.items())
-        words = IN_WORDS.get(code, code.replace("-", " "))
-        words = words[0].upper() + words[1:]
-        (in_runs, alike), *others = often.items()
-        if in_runs and not others and len(alike) == len(results.methods) > 1:
-            text = f"{words}{in_runs} of every method."
-        else:
-            text = f"{words}: {where}."
+        where = ", ".join(f"{listed(names)}{runs}" for runs, names in grouped(places).items())
+        text = f"{capital(IN_WORDS.get(code, code.replace('-', ' ')))}: {where}."
         diagnostics.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
     diagnostics += about_budgets(results)
     diagnostics += about_lead(results)
