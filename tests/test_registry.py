@@ -78,7 +78,7 @@ def test_sources_of_other_packages(
 def test_threads_wait_until_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are read by many threads, and the first DICOM among them loads their formats."""
     reads, go_on = threading.Event(), threading.Event()
-    registry: Registry[type] = Registry("thing", "slow_things", named=lambda kind: (kind.__name__,))
+    registry: Registry[type] = Registry("thing", "slow_things")
     shared = ModuleType("shared_with_slow_things")
     shared.reads, shared.go_on, shared.registry = reads, go_on, registry  # type: ignore[attr-defined]
     (tmp_path / "slow_things.py").write_text(
@@ -86,7 +86,7 @@ def test_threads_wait_until_all_is_read(tmp_path: Path, monkeypatch: pytest.Monk
         "assert not registry\n"  # who is being read may look in, and waits for nobody
         "reads.set()\n"
         "assert go_on.wait(60)\n"
-        "registry.register(int)\n"
+        "registry.add('int', int)\n"
     )
     monkeypatch.setitem(sys.modules, shared.__name__, shared)
     monkeypatch.syspath_prepend(str(tmp_path))

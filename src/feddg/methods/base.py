@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints, runtime_checkable
+from typing import Any, ClassVar, Protocol, get_type_hints, runtime_checkable
 
 import torch
 from pydantic import ConfigDict, ValidationError
@@ -615,35 +615,21 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
     return mean | {name: mean[name].to(tensor.dtype) for name, tensor in half.items()}
 
 
-M = TypeVar("M", bound=type[Method])
-
-
-def _names(method: type[Method]) -> tuple[str, ...]:
-    if not method.name:
-        raise ExperimentError(f'{method.__qualname__} has no name; give the class a name = "..."')
-    return (method.name, *method.aliases)
-
-
 METHODS: Registry[type[Method]] = Registry(
     "method",
     "feddg.methods",
     group="feddg.methods",
     error=ExperimentError,
     where="feddg methods",
-    named=_names,
 )
 """Every method by its name."""
 
 
-def register(method: M) -> M:
-    """Class decorator that adds a method under its name and aliases.
+register = METHODS.register
+"""Class decorator that adds a method under its name and aliases.
 
-    Raises:
-        ExperimentError: the class has no name, or another method already has one of its names.
-    """
-    name, *aliases = _names(method)
-    METHODS.add(name, method, tuple(aliases))
-    return method
+Raises an ExperimentError if the class has no name, or another method already has one of its names.
+"""
 
 
 def methods() -> dict[str, type[Method]]:
