@@ -156,8 +156,10 @@ class Registry(Mapping[str, T], Generic[T]):
                 expected = f"a {self._made_of.__name__} called {name!r}"
                 raise self._error(f"expected {expected}, found {loaded!r}")
             adopted: Any = self._adopt(name, loaded) if self._adopt else loaded
-            own = getattr(adopted, "name", name)
-            self.add(own, adopted, getattr(adopted, "aliases", ()))
+            if hasattr(adopted, "name"):
+                self.register(adopted)
+            else:
+                self.add(name, adopted)
         except Exception as error:  # a broken plug-in must not take the others down
             self._broken[name] = f"of {value} cannot be loaded: {error}"
             log.warning("%s %r %s", self.kind, name, self._broken[name])
