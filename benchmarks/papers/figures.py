@@ -161,7 +161,9 @@ def _trained_again(loaded: Federation, client: int) -> Weights:
     """Returns a client's weights after one more round of training from the global model."""
     state, clients = loaded.server.state, loaded.clients
     memories = dict(loaded.transport.memories)
-    transport = loaded.others(clients.examples, len(clients), loaded.worker, memories, NO_DEFENCES)
+    transport = loaded.others(
+        clients.__getitem__, len(clients), loaded.worker, memories, NO_DEFENCES
+    )
     (update,) = (
         reply.keep() if isinstance(reply, Update) else reply
         for reply in transport.train([client], loaded.method.broadcast(state))
@@ -263,7 +265,7 @@ def grey_levels(loaded: Federation, progress: Progress) -> dict[str, Any]:
     before, after, names = [], [], []
     for done, client in enumerate(order[:MOST_CLIENTS].tolist()):
         progress("grey levels", done, min(len(order), MOST_CLIENTS))
-        images = loaded.clients.examples(client).images()[:GREY_IMAGES]
+        images = loaded.clients[client].images()[:GREY_IMAGES]
         if len(images) == 0:
             continue
         stylized = None

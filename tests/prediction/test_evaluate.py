@@ -112,7 +112,7 @@ def test_clients_validate_on_images_of_their_own_domain(cache):
     images = load_images(chosen, cache, lambda *progress: None)
     seen = []
     for client in range(3):
-        own = images.examples(client)
+        own = images[client]
         assert len(own.domains.unique()) == 1
         assert torch.equal(own.validation.domains.unique(), own.domains.unique())
         seen += own.validation.rows.tolist()

@@ -505,7 +505,7 @@ def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
     clients = chosen_clients(loaded, effort.clients, effort.seed)
     for client in clients:
-        holding = images.examples(client)
+        holding = images[client]
         domains = holding.domains.unique().numpy()
         generator = stream(effort.seed, "membership", client)
         own = holding.rows.numpy()

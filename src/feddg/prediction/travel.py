@@ -359,7 +359,7 @@ def _sites(
     place = {row: number for number, row in enumerate(splits.id_val.tolist())}
     validation = numpy.full(len(splits.id_val), -1)
     for client in range(len(images.partition)):
-        examples = images.examples(client).validation
+        examples = images[client].validation
         rows = [] if examples is None else examples.rows.tolist()
         validation[[place[row] for row in rows]] = client
     names = [client_name(client) for client in range(len(images.partition))]

@@ -306,8 +306,6 @@ class Images(Clients):
         train = self._held(self.splits.train[self.partition.rows[client]])
         return replace(train, validation=self._held(self.splits.id_val[self._validation[client]]))
 
-    examples = __getitem__
-
     def _held(self, rows: numpy.ndarray) -> Examples:
         return Examples.of(
             self.pixels,

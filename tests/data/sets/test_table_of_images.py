@@ -191,7 +191,7 @@ def test_natural_clients_train_on_what_they_hold(
     held = images.table.clients
     for client, rows in enumerate(images.partition.rows):
         (name,) = set(held[images.splits.train[rows]].tolist())
-        own = images.examples(client).validation
+        own = images[client].validation
         assert name == sorted(set(held[images.splits.train].tolist()))[client]
         assert len(own) == 4, "its own validation images, as the table has them"
 
