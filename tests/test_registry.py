@@ -5,12 +5,12 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from feddg.data.data_set import DATA_SETS, load_source, register_source
-from feddg.errors import DataError, RunError
+from feddg.errors import DataError, FeddgError, RunError
 from feddg.registry import Registry
 from feddg.runs.table import SELECTION_RULES, NumberTable, SelectionRule, add_rule
 from published_trees import write_tree
@@ -75,10 +75,31 @@ def test_sources_of_other_packages(
             load_source(name)
 
 
+def test_a_class_of_another_package_without_a_name_is_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nameless:
+        name = ""
+
+    class Named:
+        name, aliases = "own", ("other",)
+
+    entries = [
+        SimpleNamespace(name=kind.__name__, value="theirs", load=lambda kind=kind: kind)
+        for kind in (Nameless, Named)
+    ]
+    monkeypatch.setattr("feddg.registry.entry_points", lambda group: entries)
+    registry: Registry[type] = Registry("thing", group="things")
+    assert [*registry] == ["own"]
+    assert registry.find("other") is Named
+    with pytest.raises(FeddgError, match="Nameless has no name"):
+        registry.find("Nameless")
+
+
 def test_threads_wait_until_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are read by many threads, and the first DICOM among them loads their formats."""
     reads, go_on = threading.Event(), threading.Event()
-    registry: Registry[type] = Registry("thing", "slow_things", named=lambda kind: (kind.__name__,))
+    registry: Registry[type] = Registry("thing", "slow_things")
     shared = ModuleType("shared_with_slow_things")
     shared.reads, shared.go_on, shared.registry = reads, go_on, registry  # type: ignore[attr-defined]
     (tmp_path / "slow_things.py").write_text(
@@ -86,7 +107,7 @@ def test_threads_wait_until_all_is_read(tmp_path: Path, monkeypatch: pytest.Monk
         "assert not registry\n"  # who is being read may look in, and waits for nobody
         "reads.set()\n"
         "assert go_on.wait(60)\n"
-        "registry.register(int)\n"
+        "registry.add('int', int)\n"
     )
     monkeypatch.setitem(sys.modules, shared.__name__, shared)
     monkeypatch.syspath_prepend(str(tmp_path))

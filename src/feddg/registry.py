@@ -9,7 +9,7 @@ import importlib
 import logging
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
@@ -23,14 +23,15 @@ D = TypeVar("D")
 class Registry(Mapping[str, T], Generic[T]):
     """Definitions by name; all are loaded at the first look-up.
 
+    A definition is found by its ``name``, or an entry point's if it has none, and by its
+    ``aliases``.
+
     Args:
         kind: what is registered, in one or two words for messages: ``data set``.
         package: dotted name of the module or package that registers our own; None for none.
         group: entry-point group of other packages' definitions; None for none.
         error: the exception for a name that is unknown or taken.
         where: the command that lists all names, for messages.
-        named: returns a definition's name and aliases; by default the name is its ``name``, or an
-            entry point's.
         adopt: converts the object of another package's entry point to a definition, or raises what
             is wrong with it; by default the object itself is used.
         made_of: the class of definitions, if an entry point must give an object or subclass of it
@@ -45,12 +46,11 @@ class Registry(Mapping[str, T], Generic[T]):
         group: str | None = None,
         error: type[FeddgError] = FeddgError,
         where: str | None = None,
-        named: Callable[[T], Sequence[str]] | None = None,
         adopt: Callable[[str, object], T] | None = None,
         made_of: type | None = None,
     ) -> None:
         self.kind, self._package, self._group = kind, package, group
-        self._error, self._where, self._named = error, where, named
+        self._error, self._where = error, where
         self._adopt, self._made_of = adopt, made_of
         self._found: dict[str, T] = {}
         self._broken: dict[str, str] = {}
@@ -79,11 +79,12 @@ class Registry(Mapping[str, T], Generic[T]):
         """Adds a definition under its own name and aliases, and returns it; decorates classes.
 
         Raises:
-            FeddgError: another definition has the name or an alias.
+            FeddgError: it has no name, or another definition has the name or an alias.
         """
         entry: Any = definition
-        name, *aliases = self._named(entry) if self._named else (entry.name,)
-        self.add(name, entry, tuple(aliases))
+        if not entry.name:
+            raise self._error(f'{_origin(entry)} has no name; give the class a name = "..."')
+        self.add(entry.name, entry, getattr(entry, "aliases", ()))
         return definition
 
     def find(self, name: str) -> T:
@@ -149,10 +150,11 @@ class Registry(Mapping[str, T], Generic[T]):
             ):
                 expected = f"a {self._made_of.__name__} called {name!r}"
                 raise self._error(f"expected {expected}, found {loaded!r}")
-            adopted: T = self._adopt(name, loaded) if self._adopt else loaded
-            name, *aliases = self._named(adopted) if self._named else (name,)
-            if self._named or name not in self._found:  # else its module registered it
-                self.add(name, adopted, tuple(aliases))
+            adopted: Any = self._adopt(name, loaded) if self._adopt else loaded
+            if hasattr(adopted, "name"):
+                self.register(adopted)
+            else:
+                self.add(name, adopted)
         except Exception as error:  # a broken plug-in must not take the others down
             self._broken[name] = f"of {value} cannot be loaded: {error}"
             log.warning("%s %r %s", self.kind, name, self._broken[name])

@@ -267,7 +267,6 @@ PARTITIONS: Registry[PartitionRule] = Registry(
     "feddg.data.partition",
     group="feddg.partitions",
     error=ExperimentError,
-    named=lambda rule: (rule.name, *rule.aliases),
     made_of=PartitionRule,
 )
 """All rules by name; several can be joined by ``+``."""

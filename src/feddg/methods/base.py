@@ -609,23 +609,19 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
     return mean | {name: mean[name].to(tensor.dtype) for name, tensor in half.items()}
 
 
-def _names(method: type[Method]) -> tuple[str, ...]:
-    if not method.name:
-        raise ExperimentError(f'{method.__qualname__} has no name; give the class a name = "..."')
-    return (method.name, *method.aliases)
-
-
 METHODS: Registry[type[Method]] = Registry(
     "method",
     "feddg.methods",
     group="feddg.methods",
     error=ExperimentError,
     where="feddg methods",
-    named=_names,
 )
 """Every method by its name."""
 register = METHODS.register
-"""Class decorator that adds a method under its name and aliases, which no other may have."""
+"""Class decorator that adds a method under its name and aliases.
+
+Raises an ExperimentError if the class has no name, or another method already has one of its names.
+"""
 
 
 def methods() -> dict[str, type[Method]]:

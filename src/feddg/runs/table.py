@@ -240,6 +240,11 @@ class SelectionRule:
     optional: bool = False
     when: str = ""
 
+    @property
+    def aliases(self) -> tuple[str]:
+        """Its title finds it, too."""
+        return (self.title,)
+
     def of(self, table: NumberTable) -> NumberTable:
         """Returns the numbers of the model that it chooses; none if there is none to choose."""
         numbers = table.where(weights=self.weights)
@@ -247,13 +252,12 @@ class SelectionRule:
 
 
 SELECTION_RULES: Final = Registry[SelectionRule](
-    "selection rule", group="feddg.selection_rules", error=RunError
+    "selection rule", group="feddg.selection_rules", error=RunError, made_of=SelectionRule
 )
 
 
-def add_rule(rule: SelectionRule) -> SelectionRule:
-    """Registers a rule under its name and title, and returns it."""
-    return SELECTION_RULES.add(rule.name, rule, (rule.title,))
+add_rule = SELECTION_RULES.register
+"""Registers a rule under its name and title, and returns it."""
 
 
 def final_round(table: NumberTable) -> int | None:
