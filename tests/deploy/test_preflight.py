@@ -146,7 +146,7 @@ def test_faults_of_folder_and_connection_are_named(deployment, tmp_path):
     site = tmp_path / "site"
     shutil.copytree(deployment, site)
     (site / "north").chmod(0o644)
-    (site / "trusted.yaml").write_text("nothing: here")
+    (site / "trusted.yaml").write_text("fpk_a: no key")
     join = read_join(site).model_copy(update={"feddg": "9.9.9", "address": "127.0.0.1:9"})
     found = severities(check_connection(site, join))
     bad = {name for name, severity in found.items() if severity == "error"}

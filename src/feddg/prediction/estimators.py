@@ -57,7 +57,9 @@ class Outputs:
 
     def confidence(self, temperature: float) -> numpy.ndarray:
         """Returns the largest probability of each, ``(n,)``."""
-        return _shares(self.logits, temperature).max(1)
+        from scipy.special import softmax
+
+        return softmax(self.logits / temperature, axis=1).max(1)
 
 
 class Reference(Row):
@@ -117,12 +119,6 @@ def _log_sum(logits: numpy.ndarray) -> numpy.ndarray:
     from scipy.special import logsumexp
 
     return logsumexp(logits, axis=1)
-
-
-def _shares(logits: numpy.ndarray, temperature: float) -> numpy.ndarray:
-    from scipy.special import softmax
-
-    return softmax(logits / temperature, axis=1)
 
 
 def _passed_by_all_but(wrong: int, scores: numpy.ndarray) -> float:
