@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from extras import needs
-from feddg.attacks.attack import attack_run
+from feddg.attacks.attack import attack_run, load_public
 from feddg.cli import app
+from feddg.data.decoding import decode_image
 from feddg.errors import DataError, ExperimentError, FeddgError, RunError
 from feddg.records import DifferenceRow, InversionRow, ReconstructionRow
 from feddg.report.page import write_report
@@ -150,6 +152,20 @@ def test_public_images_of_any_size_and_shape_will_do(place, tmp_path, runs, quic
         runs("pardon"), "server", replace(quick, public=(tmp_path,)), cache=place / "cache"
     )
     assert {row.public for row in rows if isinstance(row, ReconstructionRow)} == {16}
+
+
+def test_of_many_public_images_no_more_are_read_than_are_used(tmp_path, monkeypatch):
+    """Photographs of a whole disk would not fit into memory."""
+    write_images(tmp_path, 20)
+    everything, read = load_public([tmp_path], 8), []
+
+    def decoded(path, *how):
+        read.append(path)
+        return decode_image(path, *how)
+
+    monkeypatch.setattr("feddg.attacks.attack.decode_image", decoded)
+    assert torch.equal(load_public([tmp_path], 8, 6), everything[::3][:6])
+    assert len(read) == 6
 
 
 @pytest.fixture

@@ -253,7 +253,7 @@ def test_what_it_cannot_run_is_refused_by_name():
     frozen = Experiment(
         data="digits", hold_out="sketch", method="fedig", model={"normalization": "frozen"}
     )
-    with pytest.raises(ExperimentError, match=r"fedig mixes.*set model\.normalization to train"):
+    with pytest.raises(ExperimentError, match=r"fedig needs.*set model\.normalization to train"):
         build_method("fedig", {}).check(frozen)
     assert build_method("fedig", {"mixing": (-0.1, 1.1)}).settings.mixing == (-0.1, 1.1)
     for mixing in ((1, 0), (-0.2, 1), (0, 1.2)):

@@ -188,35 +188,37 @@ def attack_run(
     return rows
 
 
-def load_public(folders: Sequence[Path], side: int) -> Tensor:
-    """Returns all readable images under some folders as squares.
+def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> Tensor:
+    """Returns the readable images under some folders as squares.
 
     Args:
         folders: searched at any depth, in the order of their paths.
         side: the short side is resized to this many pixels, and the centre square is taken.
+        most: how many files are read, evenly over all; None for every one.
 
     Returns:
         ``(N, 3, side, side)``, uint8 RGB.
 
     Raises:
-        DataError: a folder is missing or has no readable image.
+        DataError: a folder is missing or holds no image, or none can be read.
     """
-    return torch.stack([image for folder in folders for image in _images_of(folder, side)])
-
-
-def _images_of(folder: Path, side: int) -> list[Tensor]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a folder of images")
+    files: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such folder; give a folder of images")
+        found = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in IMAGE_SUFFIXES]
+        if not found:
+            raise DataError(f"{folder}: no readable image ({endings()})")
+        files += found
     images = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            try:
-                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
-            except UnusableImageError as error:
-                log.warning("%s is left out: %s", path, error)
+    for path in files[:: max(1, len(files) // most) if most else 1][:most]:
+        try:
+            images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
+        except UnusableImageError as error:
+            log.warning("%s is left out: %s", path, error)
     if not images:
-        raise DataError(f"{folder}: no readable image ({endings()})")
-    return images
+        raise DataError(f"{folders[0]}: no readable image ({endings()})")
+    return torch.stack(images)
 
 
 class _Work:
@@ -273,9 +275,7 @@ class _Work:
                 "the server's attack learns on public images: name a folder of them, --public "
                 "FOLDER (any photographs; none of the run's)"
             )
-        public = load_public(self._settings.public, size)
-        every = max(1, len(public) // most)
-        images = public[::every][:most].contiguous()
+        images = load_public(self._settings.public, size, most)
         return images, self._senders.labels(images)
 
     def _malicious(self) -> int:

@@ -12,8 +12,24 @@ from feddg.models.normalization import batch_norms
 from feddg.settings import ExperimentSettings
 
 
+class OwnNormalization(Method):
+    """Batch normalisation, or a part of it, stays with the clients."""
+
+    any_task = True
+    presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
+
+    def network(self, network: Network) -> Network:
+        """Refuses a network without batch normalisation."""
+        if not batch_norms(network):
+            raise ExperimentError(
+                f"{self.name} keeps batch normalisation with the clients, but this backbone has "
+                "none; choose one that has (cnn, resnet18, densenet121) or another method"
+            )
+        return super().network(network)
+
+
 @register
-class FedBN(Method):
+class FedBN(OwnNormalization):
     """FedBN: batch normalisation stays with each client (Li et al., ICLR 2021).
 
     Batch normalisation holds what is particular to a domain: the scale and the brightness of its
@@ -39,30 +55,14 @@ class FedBN(Method):
 
     name = "fedbn"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
-    any_task = True
-    presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
-
-    def network(self, network: Network) -> Network:
-        """Refuses a network without batch normalisation."""
-        require_batch_norms(network, self.name)
-        return super().network(network)
 
     def is_local(self, name: str, module: nn.Module) -> bool:
         """Returns whether the entry belongs to a batch-normalisation layer."""
         return isinstance(module, _BatchNorm) or super().is_local(name, module)
 
 
-def require_batch_norms(network: Network, method: str) -> None:
-    """Raises ExperimentError if there is no batch normalisation that could stay local."""
-    if not batch_norms(network):
-        raise ExperimentError(
-            f"{method} keeps batch normalisation with the clients, but this backbone has none; "
-            "choose one that has (cnn, resnet18, densenet121) or another method"
-        )
-
-
 @register
-class SiloBN(Method):
+class SiloBN(OwnNormalization):
     """SiloBN: only normalisation statistics stay with each client (Andreux et al., DART 2020).
 
     The running means and variances of batch normalisation describe one site's images; its scales
@@ -88,8 +88,6 @@ class SiloBN(Method):
 
     name = "silobn"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
-    any_task = True
-    presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
     excludes: ClassVar[dict[str, str]] = {
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"
     }
@@ -102,11 +100,6 @@ class SiloBN(Method):
                 f"{self.name} needs the clients' own normalisation statistics, and this experiment "
                 "freezes them: set model.normalization to train"
             )
-
-    def network(self, network: Network) -> Network:
-        """Refuses a network without batch normalisation."""
-        require_batch_norms(network, self.name)
-        return super().network(network)
 
     def is_local(self, name: str, module: nn.Module) -> bool:
         """Returns whether the entry is a running mean, variance or counter."""

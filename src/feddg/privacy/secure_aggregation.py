@@ -612,7 +612,7 @@ class _Round:
         """
         ids, keys = self._keys(clients)
         shared = self._shared(ids, keys)
-        members = self._checked(sorted(shared), shared, ids)
+        members = self._checked(sorted(shared), shared)
         self._defence.masked = self._broadcast.round, clients
         updates = self._trained(members)
         survivors = self._enough(updates)
@@ -668,9 +668,7 @@ class _Round:
         self._enough(shared)
         return shared
 
-    def _checked(
-        self, members: list[int], shared: Mapping[int, Message], ids: list[int]
-    ) -> list[int]:
+    def _checked(self, members: list[int], shared: Mapping[int, Message]) -> list[int]:
         """Returns the clients whose secrets can be recovered from others' shares, ascending.
 
         If two clients contradict each other, one is wrong, but not which one is known. A client
