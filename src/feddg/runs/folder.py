@@ -219,21 +219,27 @@ class RunFolder:
         self._being_written: Future[None] | None = None
 
     def remove_unstarted(self) -> None:
-        """Removes what a run that failed before its first round wrote, and its empty folders.
+        """Removes the folder of a run that failed before its first round.
 
-        Nothing is removed if the folder was not empty before, has a checkpoint, or records a noised
-        release or an opened sum. Parent folders created for it are removed too.
+        It is kept if it was not empty before, has a checkpoint, records a noised release or an
+        opened sum, or contains a file that this run did not write. Parent folders created for it
+        are removed too.
         """
         lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
         if not self._is_new or any((self.path / name).is_file() for name in lasting):
             return
-        folders = {self.path / CHECKPOINTS, *(file.parent for file in self._written)} - {self.path}
-        with suppress(OSError):  # a folder with anything else in it stays, and those around it
-            for file in (*self._written, self.path / ".lock"):
+        files = {*self._written, self.path / ".lock"}
+        folders = {self.path / CHECKPOINTS, *(file.parent for file in files)} - {self.path}
+        if not set(self.path.rglob("*")) <= files | folders:
+            return
+        with suppress(OSError):  # somebody may have put something there just now
+            for file in files:
                 file.unlink(missing_ok=True)
-            for folder in (*sorted(folders, reverse=True), self.path, *self._new_parents):
+            for folder in (*sorted(folders, reverse=True), self.path):
                 if folder.is_dir():
                     folder.rmdir()
+            for parent in self._new_parents:
+                parent.rmdir()
 
     def close(self) -> None:
         """Lets other processes write to the folder again."""
