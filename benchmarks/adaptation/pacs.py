@@ -25,7 +25,7 @@ from feddg.diagnostics import silent
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
 from feddg.models.network import Network
-from feddg.models.normalization import Adapted, interpolated, map_layers, normalised_by
+from feddg.models.normalization import adapter_of, interpolated, map_layers, normalised_by
 from feddg.prediction.evaluate import evaluate_run
 from feddg.prediction.model import load_trained
 from feddg.records import ID_VAL, TEST, AdaptationRow
@@ -261,7 +261,9 @@ def alphas(folder: Path) -> numpy.ndarray:
 
 def shares_of(network: Network, images: torch.Tensor) -> dict[str, torch.Tensor]:
     """Returns alpha of each layer for each image, ``(B,)`` by the layer's name."""
-    share, names = Adapted(network).share, list(map_layers(network))
+    adapter, names = adapter_of(network), list(map_layers(network))
+    assert adapter is not None
+    share = adapter.share()
     found: dict[str, torch.Tensor] = {}
 
     def watched(number: int, layer, ours, image) -> torch.Tensor:

@@ -226,9 +226,7 @@ def test_one_client_holds_everything_and_takes_the_steps_of_a_round(clients, tra
     experiment, gathered = partitioned(clients=clients, train=train, method="centralised")
     assert spread.steps is None
     assert len(gathered.partition) == 1
-    assert len(gathered.examples(0)) == sum(
-        len(spread.examples(id)) for id in range(len(spread.partition))
-    )
+    assert len(gathered[0]) == sum(map(len, spread))
     steps = [
         train.get("local_steps")
         or train["local_epochs"] * len([0 for start in range(0, size, 50) if size - start != 1])
