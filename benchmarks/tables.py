@@ -8,7 +8,8 @@ rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end
 import csv
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -461,38 +462,49 @@ def recipe_columns() -> str:
     return markdown(["FedAvg", *map(readable, columns), "mean", "in-domain"], body)
 
 
-def fourteen_domains() -> Results:
-    """Returns the runs that count by the rule of ``methods/fourteen_domains_64.yaml``.
+def at_chosen_rates(
+    rows: Iterable[tuple[float, ResultRow]], tried: Mapping[str, int]
+) -> list[ResultRow]:
+    """Returns of all runs in a place the one whose rate is best in-domain, the lower if equal.
 
-    Of a method's two rates the one that is better in-domain on that domain, the lower if they are
-    equal; none until both have been run.
+    Args:
+        rows: each with its rate.
+        tried: the number of rates of each method; a place counts once all have been run.
     """
-    rows: dict[Place, dict[float, ResultRow]] = {}
-    read = []
-    for name in ("fourteen_domains_64", "fourteen_other_rate_64"):
-        plan = load_plan(ROOT / f"benchmarks/methods/{name}.yaml")
-        read.append(Results.read(DATA / f"{name}.csv", plan))
-        rates = {one.label: one.experiment.get("train", {}).get("lr", 0) for one in plan.methods}
-        for row in read[-1].rows:
-            rows.setdefault(row.place, {})[rates[row.method]] = row
-    both = set(read[1].methods)
+    places: dict[Place, dict[float, ResultRow]] = {}
+    for rate, row in rows:
+        places.setdefault(row.place, {})[rate] = row
     of = {"rule": FINAL.name, "split": ID_VAL, "metric": "accuracy", "over": "domain_mean"}
 
     def in_domain(pair: tuple[float, ResultRow]) -> tuple[float, float]:
         return next(iter(pair[1].table.where(**of))).value, -pair[0]
 
-    chosen = [
-        max(by_rate.items(), key=in_domain)[1]
-        for by_rate in rows.values()
-        if len(by_rate) == 2 or next(iter(by_rate.values())).method not in both
+    chosen = [max(by_rate.items(), key=in_domain) for by_rate in places.values()]
+    return [
+        row for (_, row), found in zip(chosen, places.values()) if len(found) == tried[row.method]
     ]
-    return replace(read[0], rows=chosen)
 
 
-def many_domains() -> str:
+def fourteen_domains() -> Results:
+    """Returns the runs that count by the rule of ``methods/fourteen_domains_64.yaml``.
+
+    A method's second rate stands in a plan of its own.
+    """
+    read, rows = [], []
+    tried: Counter[str] = Counter()
+    for name in ("fourteen_domains_64", "fourteen_other_rate_64"):
+        plan = load_plan(ROOT / f"benchmarks/methods/{name}.yaml")
+        read.append(Results.read(DATA / f"{name}.csv", plan))
+        rates = {one.label: one.experiment.get("train", {}).get("lr", 0) for one in plan.methods}
+        tried.update(rates.keys())
+        rows += [(rates[row.method], row) for row in read[-1].rows]
+    return replace(read[0], rows=at_chosen_rates(rows, tried))
+
+
+def many_domains(results: Results) -> str:
     """Returns each method beside FedAvg over the domains of several data sets."""
     body = []
-    for method, margin in fourteen_domains().margins(FINAL, "FedAvg").items():
+    for method, margin in results.margins(FINAL, "FedAvg").items():
         apart = by_domain(margin, list(margin.by_domain)).text
         cells = [method, str(len(margin.by_domain)), lead(margin), over_data_sets(margin)]
         body.append([*cells, apart, detectable_text(margin)])
@@ -550,7 +562,7 @@ def tables() -> dict[str, str]:
         "baseline": recipes("baseline_three_clients_64", "baseline_three_clients_64_further"),
         "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
-        "many_domains": many_domains(),
+        "many_domains": many_domains(fourteen_domains()),
         "benchmark_methods": benchmark_methods(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
