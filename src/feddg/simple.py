@@ -7,7 +7,7 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -181,8 +181,9 @@ class Federation(federation.Federation):
             cache=cache,
             another=another,
         )
-        if len(self._counts) == settings.clients.number:
-            emit(*idle_clients(method, (domains for domains, _ in self._counts)))
+        known = self.transport.domains if self.remote else self.clients
+        if len(known) == settings.clients.number:
+            emit(*idle_clients(method, (domains for domains, _ in self._counts())))
         rest = [str(number) for number in range(len(self.names), start.classes)]
         self.class_names = (*self.names, *(f"unnamed {n}" if self.names else n for n in rest))
         if self.names and self.remote:
@@ -223,7 +224,7 @@ class Federation(federation.Federation):
         train = self.settings.train
         rounds = train.rounds if rounds is None else rounds
         planned = self.server.state.round + rounds
-        emit(*unreached_weight(self.method, train, planned, self._counts))
+        emit(*unreached_weight(self.method, train, planned, self._counts()))
         return super().fit(rounds, progress)
 
     @property
@@ -316,13 +317,13 @@ class Federation(federation.Federation):
         title = title_of(self.method.name)
         return f"{title} over {counted(clients, 'client')}, {counted(done, 'round')} done."
 
-    @property
-    def _counts(self) -> list[tuple[int, int]]:
+    def _counts(self) -> Iterator[tuple[int, int]]:
         """Number of domains and of images of each client, of those elsewhere as registered."""
-        if not self.remote:
-            return [(len(client.domains.unique()), len(client)) for client in self.clients]
-        images = self.transport.registered
-        return [(domains, images[id]) for id, domains in self.transport.domains.items()]
+        if self.remote:
+            images = self.transport.registered
+            yield from ((domains, images[id]) for id, domains in self.transport.domains.items())
+        else:
+            yield from ((len(client.domains.unique()), len(client)) for client in self.clients)
 
     def _renumbered(self, dataset: Labelled, labels: numpy.ndarray, name: str) -> numpy.ndarray:
         tables = tables_of(dataset, labels)
