@@ -32,7 +32,13 @@ from trained_runs import trained_run, write_images
 
 @pytest.mark.parametrize(
     ("name", "size", "stages"),
-    [("cnn", 32, 3), ("resnet18", 32, 4), ("densenet121", 32, 4), ("mobilenet_v2", 32, 19)],
+    [
+        ("cnn", 32, 3),
+        ("resnet18", 32, 4),
+        ("densenet121", 32, 4),
+        ("mobilenet_v2", 32, 19),
+        ("swin_t", 32, 0),  # its maps have their channels last
+    ],
 )
 def test_backbones_by_name(name, size, stages):
     network = build_network(name, 5, weights=None).eval()

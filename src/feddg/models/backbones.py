@@ -141,10 +141,15 @@ class Trunk(nn.Module):
 
     @property
     def stages(self) -> list[nn.Module]:
-        """Residual stages (ResNet family), dense blocks, or the children of ``features``."""
+        """Residual stages (ResNet family), dense blocks, or the children of ``features``.
+
+        Each gives maps ``(B, C, H, W)``; a network whose maps are not so has none.
+        """
         names = [f"layer{i}" for i in range(1, 5)]
         if all(hasattr(self.model, name) for name in names):
             return [getattr(self.model, name) for name in names]
+        if hasattr(self.model, "permute"):  # Swin, whose maps have their channels last
+            return []
         children = dict(getattr(self.model, "features", nn.Module()).named_children())
         dense = [layer for name, layer in children.items() if name.startswith("denseblock")]
         return dense or list(children.values())
