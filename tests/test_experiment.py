@@ -19,8 +19,9 @@ from feddg.experiment import (
 )
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.methods.baselines import FedAvg
+from feddg.methods.composition import build_method
 from feddg.privacy.defence import DEFENCES
-from feddg.settings import ExperimentSettings, leaves, merge
+from feddg.settings import ExperimentSettings, PrivacySettings, leaves, merge
 
 
 def test_shorthand_yaml_and_full_spelling_are_one_experiment(tmp_path):
@@ -328,3 +329,24 @@ def test_what_differs_from_its_default_makes_another_experiment(subtests):
 def test_fields_in_a_mapping_are_told_from_an_experiment():
     with pytest.raises(ExperimentError, match=r"feddg\.run\(\*\*fields\); this is a dict"):
         load_experiment({"data": "digits"})
+
+
+def test_no_preset_is_the_data_sets_own_in_every_respect():
+    scratch = {"data": {"source": "folder"}, "model": {"weights": None}}
+    assert Experiment(**scratch, preset="none").train == Experiment(**scratch).train
+    assert Experiment(**scratch, preset="none").model == Experiment(**scratch).model
+
+
+def test_an_epsilon_that_is_none_asks_for_nothing():
+    assert PrivacySettings(epsilon="none") == PrivacySettings()
+    assert Experiment(data="emoji", privacy={"record_epsilon": "none"}).train.head == "ridge"
+    assert Experiment(data="emoji", privacy={"epsilon": 8}).train.head == "random"
+
+
+def test_weights_are_found_from_wherever_a_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Experiment(model={"weights": "w.pth"}).model.weights == str(tmp_path / "w.pth")
+    settings = {"codec": "vgg19", "encoder": "e.pth", "decoder": "d.pth"}
+    chosen = Experiment(method={"name": "pardon", "settings": settings})
+    method = build_method("pardon", chosen.method.settings)
+    assert method.settings.encoder == tmp_path / "e.pth"

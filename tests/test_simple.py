@@ -16,6 +16,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.methods import FedAvg, Pardon
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.models.backbones import build_network, split_network
+from feddg.models.task import CLASSIFICATION
 from feddg.simple import read_images
 from federations import same
 
@@ -292,3 +293,11 @@ def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
             with pytest.raises(ExperimentError, match=reason) as refused:
                 feddg.Federation(**given | change)
             assert "\n" not in str(refused.value)
+
+
+def test_a_size_that_is_asked_for_is_that_of_all_images():
+    wide = [(Image.new("RGB", (30, 24)), 0), (Image.new("RGB", (24, 24)), 1)]
+    assert read_images(wide, "client 0", 24, CLASSIFICATION)[0].shape == (2, 24, 24, 3)
+    for pairs in (wide, wide[::-1]):
+        with pytest.raises(ExperimentError, match=r"has 24 x 30 pixels.* give image_size="):
+            read_images(pairs, "client 0", None, CLASSIFICATION)

@@ -83,7 +83,8 @@ def run(
     asked, number = placed(asked, others.size if others else workers)
     chosen = with_weights_at_hand(asked)
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
-    with _resumable(folder), together(number, cached, others) as prepare:
+    more = bool(predictions or snapshots)
+    with _resumable(folder, more=more), together(number, others) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
@@ -124,7 +125,7 @@ def resume(
 
     cached = cache_folder(cache)
     others = joined(cached, workers)
-    with _resumable(folder), together(workers or 1, cached, others) as prepare:
+    with _resumable(folder), together(workers or 1, others) as prepare:
         done = execute.resume(
             folder, observer=observer or notebook_observer(), cache=cached, prepare=prepare
         )
@@ -139,9 +140,15 @@ def _ensure_page(folder: Path) -> None:
 
 
 @contextmanager
-def _resumable(folder: Path | str) -> Iterator[None]:
-    """Logs how to continue a run that Ctrl-C, or the death of a worker, ended."""
-    how = f"`{command('resume', str(folder))}` goes on from the last completed round"
+def _resumable(folder: Path | str, *, more: bool = False) -> Iterator[None]:
+    """Logs how to continue a run that Ctrl-C, or the death of a worker, ended.
+
+    Args:
+        folder: the run's.
+        more: whether the call asked for what `feddg resume` does not know of.
+    """
+    how = "the same call" if more else f"`{command('resume', str(folder))}`"
+    how += " goes on from the last completed round"
     try:
         yield
     except KeyboardInterrupt:

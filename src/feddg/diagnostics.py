@@ -92,7 +92,7 @@ def warn(code: str, text: str, advice: str = "") -> None:
 
 @contextmanager
 def collected() -> Iterator[list[Diagnostic]]:
-    """Collects the diagnostics emitted in its block; enclosing blocks get them too."""
+    """Collects the diagnostics emitted in its block, after those heard before it."""
     diagnostics = list(_heard.get() or ())
     token = _heard.set(diagnostics)
     try:

@@ -393,6 +393,12 @@ def _with_options(data: Mapping[str, object]) -> Mapping[str, object]:
     return {**data, "options": options}
 
 
+def chosen_preset(given: Fields) -> str | None:
+    """Returns the preset that somebody names; none for ``none``, which is the data set's own."""
+    named = given.get("preset")
+    return None if named in (None, "", "none") else str(named)
+
+
 def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
     """Returns the preset's name, and the layers that fill in an experiment, weakest first.
 
@@ -403,8 +409,7 @@ def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
         ExperimentError: a preset or method is unknown.
     """
     source = str(given.get("data", {}).get("source", "folder"))
-    named = given.get("preset")
-    preset = str(named) if named not in (None, "", "none") else preset_of(source)
+    preset = chosen_preset(given) or preset_of(source)
     defined = presets()
     if preset not in defined:
         raise ExperimentError(
@@ -434,7 +439,7 @@ def _from_scratch(given: Fields, preset: str, source: str) -> list[tuple[str, Fi
     """
     weights = given.get("model", {}).get("weights", "unsaid")
     without = weights is None or str(weights).lower() == "none"
-    chosen = given.get("preset") not in (None, source)
+    chosen = chosen_preset(given) not in (None, source)
     if not without or chosen or not expects_weights(preset):
         return []
     fields = presets()[SCRATCH]
@@ -470,7 +475,8 @@ def _with_possible_head(full: Fields, given: Fields) -> Fields:
     If the user asks for both, the defence refuses the combination.
     """
     privacy, train = full.get("privacy", {}), full.get("train", {})
-    clipped = privacy.get("record_epsilon") or privacy.get("clipping", "none") != "none"
+    asking = (privacy.get(name) for name in ("clipping", "epsilon", "record_epsilon"))
+    clipped = any(value not in (None, "none") for value in asking)
     asked = given.get("train", {}).get("head") is not None
     if train.get("head") == "random" or asked or not (clipped or full.get("defences")):
         return full

@@ -367,6 +367,7 @@ class SchemaContext:
         images: number of the sender's images; None if it did not register.
         noise: how styles are noised before they leave a client; None for no noise.
         server_extras: the server's extras in an update's round.
+        classifies: whether the task is classification; the loss of another may be below 0.
         whole: whether all that is trained at all is trained in an update's round; not so in head
             rounds.
         gradients: for an update: returns the largest changes of network entries, by their names,
@@ -381,6 +382,7 @@ class SchemaContext:
     images: int | None = None
     noise: Any = None
     server_extras: Mapping[str, Tensor] = field(default_factory=dict)
+    classifies: bool = True
     whole: bool = True
     gradients: Callable[[Iterable[str]], list[Tensor]] | None = None
 

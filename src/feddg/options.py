@@ -548,6 +548,8 @@ def _fields_called(name: str) -> list[str]:
         if isinstance(field.default, Settings)
     }
     paths = [f"{part}.{name}" for part, settings in parts.items() if name in settings.model_fields]
+    if name in ExperimentSettings.model_fields and name not in parts:
+        paths.append(name)
     if any(name in method.Settings.model_fields for method in METHODS.values()):
         paths.append(f"method.{name}")
     return paths

@@ -236,6 +236,12 @@ class ModelSettings(Settings):
         "where the backbone is pretrained",
     )
 
+    @field_validator("weights")
+    @classmethod
+    def _fixed(cls, weights: str | None) -> str | None:
+        named = weights in (None, "none", IMAGENET)
+        return weights if named else str(_absolute(Path(str(weights))))
+
 
 class TrainSettings(Settings):
     """Local training of a client in one round."""
@@ -536,7 +542,7 @@ class PrivacySettings(Settings):
     @model_validator(mode="before")
     @classmethod
     def _an_epsilon_asks_for_clipping(cls, values: Any) -> Any:
-        asked = isinstance(values, Mapping) and values.get("epsilon") is not None
+        asked = isinstance(values, Mapping) and values.get("epsilon") not in (None, "none")
         return {"clipping": "fixed", **values} if asked else values
 
     @property

@@ -448,6 +448,7 @@ def read_images(
         )
     pixels: list[numpy.ndarray] = []
     targets: list[numpy.ndarray] = []
+    asked = size is not None
     for index in range(len(dataset)):
         item, where = dataset[index], f"{name}, image {index}"
         several = isinstance(item, tuple | list)
@@ -458,8 +459,11 @@ def read_images(
         size = size or array.shape[0]
         target = _target(target, where, task)
         if array.shape[:2] != (size, size):
-            if not index and array.shape[0] == size:
-                raise ExperimentError(f"{where} is not square; give image_size=")
+            if not asked:
+                raise ExperimentError(
+                    f"{where} has {array.shape[0]} x {array.shape[1]} pixels, and not all images "
+                    "are square and of one size: give image_size="
+                )
             if target.shape[-2:] == array.shape[:2]:
                 raise ExperimentError(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "

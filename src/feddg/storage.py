@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -105,6 +106,15 @@ def replace_bytes(path: Path, content: bytes) -> None:
 def replace_text(path: Path, content: str) -> None:
     """Replaces a file by ``content`` in UTF-8; see :func:`replace_file`."""
     replace_bytes(path, content.encode())
+
+
+def set_aside(path: Path) -> Path:
+    """Renames a file that people edit, so that another can take its place; returns the new path."""
+    names = (f".former{number or ''}{path.suffix}" for number in itertools.count())
+    former = next(new for name in names if not (new := path.with_suffix(name)).exists())
+    with file_faults(RunError, f"cannot rename {path}"):
+        path.replace(former)
+    return former
 
 
 def append_text(path: Path, content: str) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from extras import needs
+from feddg.attacks import senders
 from feddg.records import MembershipRow
 
 pytestmark = [
@@ -24,3 +25,19 @@ def test_membership_of_weights_and_styles(attack):
         assert row.curve[0] == (0, 0) or row.curve[0][0] == 0
         assert row.curve[-1] == (1, 1)
         assert row.members == row.others
+
+
+def test_a_client_without_shadows_does_not_hide_what_was_learnt_of_the_others(
+    attack, monkeypatch, caplog
+):
+    real, alone = senders._shadows, []
+
+    def shadows(like, *others):
+        alone.append(like)
+        return iter(()) if len(alone) == 1 else real(like, *others)
+
+    monkeypatch.setattr(senders, "_shadows", shadows)
+    rows = attack("pardon", "membership", again=True)
+    assert [row.clients for row in rows if row.attack == "threshold"] == [2, 2]
+    assert [row.clients for row in rows if row.attack == "shadow"] == [1, 1]
+    assert "1 of 2 clients get no shadow attack" in caplog.text

@@ -10,6 +10,7 @@ from feddg.attacks.senders import (
     STATISTICS,
     MembershipEffort,
     Senders,
+    chosen_clients,
     chosen_entries,
     entries_of,
     hashed,
@@ -23,6 +24,7 @@ from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.rng import stream
 from feddg.runs.execute import load_finished_run
+from feddg.runs.prepare import images_of
 from trained_runs import SETTINGS
 
 pytestmark = needs("torchmetrics")
@@ -134,3 +136,18 @@ def test_an_impossible_effort_is_refused_by_name(effort):
     (name,) = effort
     with pytest.raises(ExperimentError, match=f"{name} is {effort[name]}; it must be"):
         AttackSettings(membership=MembershipEffort(**effort)).check("membership")
+
+
+def test_clients_that_hold_too_few_images_are_not_among_those_drawn(place, runs):
+    """However few of all clients hold enough."""
+    fields = {
+        "data": SETTINGS["data"],
+        "clients": {"number": 12, "partition": "quantity", "quantity_alpha": 0.5},
+    }
+    folder = runs("fedavg", **fields)
+    loaded = load_finished_run(folder, place / "cache", lambda *_: None)
+    sizes = images_of(loaded).partition.sizes
+    most = int(sizes.max())
+    found = chosen_clients(loaded, 4, 0, most)
+    assert found
+    assert all(sizes[client] >= most for client in found)

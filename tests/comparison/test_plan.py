@@ -564,3 +564,43 @@ def test_values_are_tuned_on_each_data_set_alone():
         for cell in expand_plan(with_values(plan, best))
     }
     assert rates == {("emoji", 0.2), ("digits", 0.1), ("other ink", 0.1)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        (
+            {"settings": {"train.lr": [1e-3, 1e-4]}, "tune": {"settings": {"train.lr": [0.1]}}},
+            "train.lr is said by settings train.lr and by tune",
+        ),
+        (
+            {"settings": {"rounds": [5, 10]}, "tune": {"settings": {"train.lr": [0.1]}}}
+            | {"methods": [{"name": "fedprox", "experiment": {"train": {"rounds": 20}}}]},
+            "train.rounds is said by settings rounds and by fedprox",
+        ),
+    ],
+)
+def test_trials_of_a_field_that_is_said_twice_are_refused(fields, fault):
+    plan = Plan(base={"data": "digits"}, hold_out=["sketch"], **fields)
+    with pytest.raises(ExperimentError, match=fault):
+        trials_of(plan)
+
+
+def test_what_an_entry_fixes_is_not_tried_however_it_is_spelt():
+    fixed = {"name": "fedprox", "mu": 0.5, "experiment": {"train": {"lr": 0.5}}}
+    tune = {"settings": {"lr": [0.1, 0.2]}}
+    plan = Plan(base={"data": "digits"}, hold_out=["ink"], methods=["fedavg", fixed], tune=tune)
+    assert {cell.method for cell in trials_of(plan)} == {"fedavg"}
+
+
+def test_domains_that_are_held_out_in_turn_are_those_of_the_options(tmp_path):
+    lines = "file,label,site,domain\n" + "".join(
+        f"{n}.png,{'xy'[n % 2]},{'abc'[n // 2]},one\n" for n in range(6)
+    )
+    for number in range(6):
+        (tmp_path / f"{number}.png").touch()
+    (tmp_path / "t.csv").write_text(lines)
+    data = {"source": "table", "root": str(tmp_path / "t.csv"), "leave_out": ["C"]}
+    data["options"] = {"path": "file", "domain": "site"}
+    plan = Plan(base={"data": data}, hold_out="lodo", methods=["fedavg"])
+    assert [cell.held_out for cell in expand_plan(plan)] == ["a", "b"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from feddg.data.columns import read_columns
 from feddg.data.data_set import load_source
 from feddg.errors import DataError
 from published_trees import NAMES, hospital, write_table
@@ -37,3 +38,11 @@ def test_files_that_are_no_tables(tmp_path: Path, content: bytes, words: str) ->
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(DataError, match=words):
         load_source("table", tmp_path / "t.csv")
+
+
+def test_a_part_of_an_allowed_text_is_not_allowed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("tumor,center\n1,3\n01,12\n")
+    cells = read_columns(tmp_path / "t.csv", ("tumor", "center"))
+    for name, allowed in (("tumor", "01"), ("center", "01234")):
+        with pytest.raises(DataError, match=rf"row 3 of t\.csv has .* as {name}"):
+            cells.check(name, allowed)

@@ -11,6 +11,7 @@ import published_trees as trees
 from feddg.data.croissant import write_croissant
 from feddg.data.data_set import DATA_SETS, load_source
 from feddg.errors import DataError
+from published_trees import hospital, write_table
 
 
 def written(tmp_path: Path, source: str, make) -> tuple[Path, Path]:
@@ -106,3 +107,12 @@ def test_another_ending_is_refused(tmp_path: Path) -> None:
     table = load_source("vlcs", trees.vlcs_folders(tmp_path / "images"))
     with pytest.raises(DataError, match=r"ends in \.json"):
         write_croissant(table, DATA_SETS["vlcs"], tmp_path / "c.yaml")
+
+
+def test_the_users_own_table_is_not_written_over(tmp_path: Path) -> None:
+    own = write_table(tmp_path / "patients.csv", hospital(tmp_path))
+    before = own.read_bytes()
+    table = load_source("table", own)
+    with pytest.raises(DataError, match=r"patients\.csv would be overwritten"):
+        write_croissant(table, DATA_SETS["table"], tmp_path / "patients.json")
+    assert own.read_bytes() == before

@@ -12,7 +12,7 @@ def test_images_that_are_drawn_are_compared_too(tmp_path):
     before = ImagesFile(count=1, labels="l", rendered="p", folders={})
     assert not fingerprint.difference(before, before)
     changed = before.model_copy(update={"rendered": "q"})
-    assert "drawn differently" in str(fingerprint.difference(before, changed))
+    assert "rows of their table have changed" in str(fingerprint.difference(before, changed))
 
 
 def test_a_file_that_cannot_be_read_is_part_of_it(tmp_path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from feddg.data.groups import about_groups, partitioned_units, roles_of_units, units_of, with_groups
 from feddg.data.images import ImageTable, from_folder
+from feddg.data.partition import PARTITIONS, PartitionRule, register_partition
 from feddg.data.splits import hold_out
 from feddg.errors import DataError
 
@@ -187,3 +188,19 @@ def test_patients_of_dicom_files_are_groups_where_their_ids_tell_them_apart(ids,
 def test_a_pattern_that_cannot_serve_is_refused(pattern, words):
     with pytest.raises(DataError, match=words):
         with_groups(table_of([0, 1, 2], domains=1), pattern)
+
+
+def test_a_rule_sees_who_holds_each_unit(monkeypatch):
+    seen = []
+
+    def decide(dealing):
+        seen.append(dealing.holders)
+        return np.arange(len(dealing.domains))
+
+    monkeypatch.setattr(PARTITIONS, "_found", dict(PARTITIONS.items()))
+    register_partition(PartitionRule(name="held", kind="whole", summary="by holder", decide=decide))
+    units, zeros = np.array([0, 0, 1, 1]), np.zeros(4, int)
+    holders = np.array(["a", "a", "b", "b"])
+    found = partitioned_units(units, zeros, zeros, 2, scheme="held", holders=holders, seed=0)
+    assert seen[0].tolist() == ["a", "b"]
+    assert found.owners.tolist() == [0, 0, 1, 1]

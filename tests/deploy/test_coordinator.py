@@ -18,8 +18,9 @@ from feddg.deploy import client_app, server_app
 from feddg.deploy.preflight import check_site
 from feddg.deploy.server_app import Sites
 from feddg.deploy.setup import write_app
-from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.errors import RunError
+from feddg.deploy.transport import FlowerTransport, NodeRegistry, Policy
+from feddg.deploy.wire import Registration
+from feddg.errors import ExperimentError, RunError
 from feddg.federation.inprocess import InProcess
 from feddg.federation.transport import Ledger
 from feddg.messages import Broadcast, Message, Refusal
@@ -218,3 +219,18 @@ def test_a_site_without_labels_is_checked_before_it_joins(tmp_path):
     assert not [check for check in checks if check.severity == "error"]
     _, checks = check_site(app / "sites" / "ink", images, **options)
     assert [check.text for check in checks] == ["This site is to train, and has no labels."]
+
+
+def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):
+    deployment = Deployment(tmp_path, experiment(), **{"min-sites": 9})
+    with pytest.raises(ExperimentError, match=r"min-sites is 9; there are \d sites"):
+        deployment.start()
+
+
+def test_a_late_site_with_a_class_of_its_own_is_told_so():
+    """It would refuse every round, and the coordinator would never learn why."""
+    registry = NodeRegistry(None, "run", ["a", "b"], 2, None, {}, ())
+    registry.classes = ["cat", "dog"]
+    held = {"classes": '{"cat": 2, "fox": 1}', "domains": '{"b": 3}', "files": "{}"}
+    new = Registration.model_validate(held)
+    assert "has the class 'fox', which this run began without" in registry._objection(1, new)

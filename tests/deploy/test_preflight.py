@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import threading
 
+import numpy
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -17,9 +18,10 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from codec_files import write_vgg19
 from feddg.cli import app
+from feddg.data.images import from_class_folders, listed_images
 from feddg.deploy import preflight
 from feddg.deploy.keys import public_key
-from feddg.deploy.preflight import check_connection, check_images
+from feddg.deploy.preflight import check_connection, check_disk, check_domains, check_images
 from feddg.deploy.setup import JoinFile, deployment_fields, read_join, write_app
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
@@ -232,3 +234,19 @@ def test_sizes_are_written_as_everywhere(monkeypatch):
     monkeypatch.setattr(preflight, "free_memory", lambda: 64 * 10**9)
     found = preflight._memory_for(2 * 10**9).text.replace("\N{NO-BREAK SPACE}", " ")
     assert "2 GB; 64 GB are free" in found
+
+
+def test_a_site_of_a_domain_that_the_coordinator_tests_takes_no_part(images):
+    table = from_class_folders(images, "north")
+    chosen = Experiment(hold_out="sketch")
+    assert check_domains(table, chosen, trains=True).severity == "note"
+    assert check_domains(table, chosen, ("North",), trains=True).severity == "error"
+
+
+def test_features_need_no_room_for_pixels(tmp_path):
+    count = 100_000
+    rows = numpy.zeros((count, 2), numpy.float32)
+    names, labels = [str(row) for row in range(count)], ["x", "y"] * (count // 2)
+    table = listed_images(None, names, labels, ["a"] * count, images=rows)
+    chosen = Experiment(data={"source": "features", "features": 2}, model={"weights": None})
+    assert "about 1.07\N{NO-BREAK SPACE}GB are" in check_disk(table, chosen, tmp_path).text

@@ -1,5 +1,6 @@
 """A site: its images, its memory on disk, and the app that starts it."""
 
+import shutil
 import subprocess
 import tomllib
 
@@ -18,6 +19,7 @@ from feddg.deploy.site import (
     Site,
     SiteConfig,
     SiteMemory,
+    list_images,
     load_pixels,
     positions,
     read_experiment,
@@ -189,3 +191,21 @@ def test_names_that_do_not_work_are_refused(subtests, tmp_path_factory):
             tmp_path = tmp_path_factory.mktemp("case")
             with pytest.raises(ExperimentError, match=words):
                 write_app(tmp_path / "app", Experiment(data="digits"), sites, address=address)
+
+
+def test_domains_that_are_left_out_are_not_opened_at_a_site(images, tmp_path):
+    (tmp_path / "both").mkdir()
+    for domain in ("ward", "attic"):
+        shutil.copytree(images, tmp_path / "both" / domain)
+    data = {"source": "folder", "leave_out": ["Attic", "cellar"], "group_by": "folder"}
+    table = list_images(str(tmp_path / "both"), None, Experiment(data=data).data)
+    assert table.domain_names == ("ward",)
+    assert len(table) == 3
+    assert set(table.groups) == {"ward/cat", "ward/dog"}
+
+
+def test_what_sites_cannot_do_is_said_before_round_1(tmp_path):
+    own = {"data": {"source": "digits", "id_val": 0, "id_test": 0}}
+    for more in ({"evaluate": {"decision": "3"}}, {"train": {"select_every": 2}}):
+        with pytest.raises(ExperimentError, match="sites set no validation images aside"):
+            write_app(tmp_path / "a", Experiment(**own, **more), ["one"], address="here:9000")

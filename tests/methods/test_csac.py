@@ -167,3 +167,15 @@ def test_a_backbone_without_stages_and_a_second_mean_are_refused():
         build_method("csac", {}).network(Network(Bare(), 2))
     with pytest.raises(ExperimentError, match="choose one"):
         method_class("csac+fedgma")
+
+
+def test_looking_with_another_model_leaves_every_layer_as_it_was():
+    """As where a step is on one image, and statistics are frozen for it."""
+    client = federation("csac").client(0)
+    client.set_training()
+    layer = next(m for m in client.network.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    layer.eval()
+    with client.evaluating():
+        assert not any(module.training for module in client.network.modules())
+    assert client.network.training
+    assert not layer.training

@@ -7,11 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import feddg
 from feddg.federation.local_training import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.methods.composition import build_method
-from feddg.methods.feddg_ga import AVERAGED, OWN, WEIGHTS
+from feddg.methods.feddg_ga import AVERAGED, OWN, WEIGHTS, FedDGGA
+from feddg.models.task import Task
 from feddg.settings import TrainSettings
 from federations import federation, same, trained_alone
 
@@ -148,3 +150,17 @@ def test_clients_whose_weights_are_all_zero_count_alike():
         for id in range(2)
     ]
     assert float(method.aggregate(state, iter(updates)).weights["w"]) == pytest.approx(0.5)
+
+
+def test_a_task_whose_loss_is_below_zero_is_not_taken_for_a_lie():
+    """As minus a Dice coefficient, or the likelihood of a Gaussian."""
+
+    def loss(outputs, targets):
+        return (outputs - targets).square().mean() - 5
+
+    task = Task(loss, lambda outputs, targets: (targets - outputs).flatten())
+    sites = [[(torch.rand(3, 8, 8), torch.rand(1)) for _ in range(6)] for _ in range(2)]
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 1))
+    for mode in ("paper", "code"):
+        fed = feddg.Federation(sites, net, FedDGGA(mode=mode), task=task, batch_size=3)
+        assert fed.fit(1).server.state.round == 1

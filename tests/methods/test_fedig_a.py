@@ -261,3 +261,9 @@ def test_shares_of_layers_are_told_by_image():
 def test_what_it_cannot_be_combined_with(other):
     with pytest.raises(ExperimentError, match="choose one"):
         method_class(f"fedig-a+{other}")
+
+
+def test_a_backbone_without_normalised_maps_is_refused():
+    """The bottleneck's batch normalisation is of vectors, which no adapter mixes."""
+    with pytest.raises(ExperimentError, match="batch normalisation of feature maps"):
+        federation("fedig-a", backbone="cnn_gn", embedding="bottleneck")

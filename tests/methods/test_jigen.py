@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
 from feddg.methods.composition import build_method
 from feddg.methods.jigen import distant_permutations, shuffled
 from federations import federation, same
@@ -108,3 +109,16 @@ def test_bad_settings_are_refused_by_name():
         build_method("jigen", {"whole_share": 1.5})
     with pytest.raises(ExperimentError, match="did you mean 'jigsaw_weight'"):
         build_method("jigen", {"jigsaw_wait": 1})
+
+
+@pytest.mark.parametrize("other", ["fedsr", "fpl"])
+def test_all_embeddings_are_there_for_methods_that_need_them(other):
+    for all_of_them in (True, False):
+        settings = {"classify_shuffled": all_of_them}
+        method = build_method(f"jigen+{other}", settings)
+        chosen = Experiment(method={"name": f"jigen+{other}", "settings": settings})
+        if all_of_them:
+            method.check(chosen)
+        else:
+            with pytest.raises(ExperimentError, match=r"set method\.classify_shuffled to true"):
+                method.check(chosen)

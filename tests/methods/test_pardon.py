@@ -487,3 +487,9 @@ def test_a_preview_in_the_released_stylization_is_an_image():
     assert drawn.max() > 1 or drawn.min() < 0
     wanted = (drawn.clamp(0, 1) * 255).round()
     torch.testing.assert_close(shown.float(), wanted, rtol=0, atol=1.0)
+
+
+def test_there_is_nothing_to_show_of_styles_that_nobody_sends():
+    method = build_method("pardon+elcfs", {"contrastive": "ordinary"})
+    context = Message({"elcfs/amplitudes": torch.zeros(1)})
+    assert method.preview(torch.zeros(2, 3, 8, 8), context) is None

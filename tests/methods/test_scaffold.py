@@ -134,3 +134,14 @@ def test_a_client_that_diverges_keeps_its_old_control():
     with pytest.raises(NotEnoughUpdates, match="client 0: loss term"):
         small.server.round()
     assert same(small.transport.memories[0], before)
+
+
+def test_gates_of_another_learning_rate_are_refused():
+    train = {"optimizer": "sgd", "momentum": 0}
+    for name, settings in (
+        ("scaffold+copa", {"gate": 0.5}),
+        ("scaffold+fedig", {"instance_gate": 1}),
+    ):
+        method = build_method(name, settings)
+        with pytest.raises(ExperimentError, match=r"set method\..*gate to none"):
+            method.check(Experiment(method={"name": name, "settings": settings}, train=train))

@@ -86,6 +86,10 @@ def test_an_edited_card_is_kept_when_a_model_is_exported_again(run_of, tmp_path,
     assert former.name in caplog.text
     assert former.read_text("utf-8").endswith("For research alone.\n")
     assert card.read_text("utf-8") == text
+    card.write_text(f"{text}\nAgain.\n", "utf-8")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert former.read_text("utf-8").endswith("For research alone.\n")
+    assert card.with_suffix(".former1.md").read_text("utf-8").endswith("Again.\n")
 
 
 def test_a_card_says_what_sites_keep_for_themselves(run_of):

@@ -15,7 +15,12 @@ from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import DataError, RunError
 from feddg.experiment import load_stored
-from feddg.prediction.classifier import RunClassifier, count_files, image_files
+from feddg.prediction.classifier import (
+    RunClassifier,
+    count_files,
+    image_files,
+    load_classifier,
+)
 from feddg.prediction.export import export_run
 from feddg.prediction.model import load_model
 from feddg.prediction.model_file import ModelDescription
@@ -181,6 +186,9 @@ def test_an_exported_file_labels_as_its_run_does(deep_run, tmp_path):
     assert [row.unlike_training for row in found] == [row.unlike_training for row in own]
     shares = [numpy.array([row.probabilities for row in rows]) for rows in (own, found)]
     assert numpy.abs(shares[0] - shares[1]).max() < 1e-4
+    for asked in ({"device": "cuda"}, {"precision": "half"}):
+        with pytest.raises(RunError, match="computes on the CPU in float32"):
+            load_classifier(file, **asked)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with pytest.raises(RunError, match="cannot be read as ONNX"):
         next(predict(tmp_path / "broken.onnx", folder))

@@ -158,6 +158,14 @@ def test_a_site_survives_its_file():
     assert LeftOutSite.model_validate_json(first.model_dump_json()) == first
 
 
+def test_a_model_of_log_probabilities_that_is_always_wrong_survives_its_file():
+    """As copa's and fedsr's: their energy is always 0, and nothing is unlike what they know."""
+    logits = torch.randn(12, 3).double().log_softmax(1).numpy()
+    found = Reference.of(Outputs(logits, logits), (logits.argmax(1) + 1) % 3)
+    assert found.unlike == found.confidence_threshold == math.inf
+    assert Reference.model_validate_json(found.model_dump_json()) == found
+
+
 # Images that show something else.
 
 

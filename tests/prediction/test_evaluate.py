@@ -1,6 +1,8 @@
 """A finished run served under adaptations: rows, refusals, personal scores, alpha, the report."""
 
 import json
+import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -244,3 +246,18 @@ def test_an_option_of_a_decision_does_something_or_is_refused(
     ]:
         with subtests.test(options=options):
             assert words in str(told(finished, *options).exception)
+
+
+def test_clients_statistics_are_refused_where_clients_keep_none(run_of, cache):
+    folder = run_of("fedavg")
+    with pytest.raises(AdaptationError, match="clients"):
+        evaluate_run(folder, ["global"], personal=True, cache=cache)
+
+
+def test_a_run_is_measured_on_the_device_that_is_asked_for(run_of, tmp_path, cache):
+    folder = shutil.copytree(run_of("fedavg"), tmp_path / "moved")
+    file = folder / "experiment.yaml"
+    file.write_text(re.sub(r"(?m)^device: .*", "device: cuda:7", file.read_text()))
+    with pytest.raises(ExperimentError, match="cuda:7"):
+        evaluate_run(folder, ["global"], cache=cache)
+    assert evaluate_run(folder, ["global"], device="cpu", cache=cache).scores

@@ -197,6 +197,11 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
     for name in ("full", "file"):
         with pytest.raises(RunError, match="holds something else; name a new folder"):
             save_model(run, tmp_path / name)
+    (tmp_path / "other's").mkdir()
+    (tmp_path / "other's/config.json").write_text('{"architectures": ["BertModel"]}')
+    with pytest.raises(RunError, match="another program's"):
+        save_model(run, tmp_path / "other's")
+    assert len(list((tmp_path / "other's").iterdir())) == 1
     save_model(run, tmp_path / "model")
     save_model(run, tmp_path / "model")
     (tmp_path / "model" / "README.md").write_text("a page of my own")
@@ -222,6 +227,9 @@ def test_a_folder_is_no_run(run_of, tmp_path):
             act()
     with pytest.raises(RunError, match="a folder of `feddg export --hub` already"):
         save_model(tmp_path / "model", tmp_path / "again")
+    with pytest.raises(RunError, match="There is no run folder"):
+        save_model("hf:owner/name", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, tmp_path):

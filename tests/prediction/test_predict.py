@@ -189,6 +189,18 @@ def test_an_unknown_adaptation_or_ending_is_refused(finished, images, tmp_path):
     assert list(tmp_path.glob("x*")) == []
 
 
+def test_names_are_read_once_and_what_is_predicted_is_not_written_over(finished, images, tmp_path):
+    files = sorted(images.rglob("*.png"))[:3]
+    assert [row.file for row in predict(finished, iter(files))] == [str(file) for file in files]
+    predict_files(finished, iter(files), tmp_path / "x.csv")
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 4
+    for written in ({"out": files[0]}, {"out": tmp_path / "x.jsonl", "html": tmp_path / "x.csv"}):
+        named = [*files, tmp_path / "x.csv"]
+        with pytest.raises(DataError, match=r"must end in|is to be predicted"):
+            predict_files(finished, named, **written)
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 4
+
+
 def test_an_adaptation_with_a_memory_is_never_continued_midway(finished, images, tmp_path):
     work = {"adapt": "tsmobn", "batch_size": 8}
     predict_files(finished, [images], tmp_path / "a.csv", **work)

@@ -76,6 +76,12 @@ def test_tiles_of_one_file_are_not_independent(tmp_path, cache):
     expected = wilson(right.mean(), effective_number(right.astype(float), files))[1:]
     assert domain.interval == pytest.approx(expected)
     assert domain.interval != pytest.approx(wilson(right.mean(), 96)[1:])
+    # A count of tiles may be of a fourth as many files.
+    small = min(cell for row in domain.confusion for cell in row if cell)
+    least = small // 4 + 1
+    assert least <= small
+    (hidden,) = validate(run, tmp_path / "images" / "c", domain="c", hide_below=least).domains
+    assert small not in [cell for row in hidden.confusion for cell in row]
 
 
 def test_the_command_writes_counts_and_no_name(finished, site, tmp_path):

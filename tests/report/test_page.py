@@ -13,15 +13,25 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
+from feddg.api import resume, run
 from feddg.cli import app
 from feddg.errors import RunError
+from feddg.experiment import load_stored
 from feddg.report.blocks import Code, Page
-from feddg.report.page import write_report, write_tables
+from feddg.report.page import (
+    ensure_report,
+    page_about,
+    write_between_marks,
+    write_report,
+    write_tables,
+)
 from feddg.report.run_page import cost_of, run_steps
+from feddg.runs.observer import Observer
 from feddg.runs.reading import read_run
 from feddg.text import size
 from odd_inputs import MARKUP
 from run_folders import ConstantMaker, RisingMaker
+from trained_runs import SHORT
 
 
 class PageReader(HTMLParser):
@@ -548,3 +558,31 @@ def test_a_title_is_shown_as_it_is_in_a_file_of_tables(tmp_path):
     write_tables(Page("<b>a|*x*\n# y", "Lead.", (), (), ()), tmp_path)
     (file,) = tmp_path.iterdir()
     assert file.read_text("utf-8").startswith("# \\<b\\>a\\|\\*x\\* # y\n\n")
+
+
+def test_the_page_of_an_unfinished_run_does_not_stay(train_once, tmp_path):
+    """Nor has an unfinished run a card, which would stay with its numbers."""
+
+    class Stop(Observer):
+        def round(self, row):
+            if row.round == 1:
+                raise KeyboardInterrupt
+
+    chosen = load_stored(train_once(**SHORT) / "experiment.yaml")
+    chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update={"rounds": 2})})
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path, observer=Stop(), report=False)
+    (folder,) = tmp_path.glob("fedavg*")
+    ensure_report(folder)
+    assert "interrupted" in (folder / "report.html").read_text("utf-8")
+    assert not (folder / "model_card.md").exists()
+    resume(folder)
+    assert "interrupted" not in (folder / "report.html").read_text("utf-8")
+    assert (folder / "model_card.md").exists()
+
+
+def test_a_file_that_cannot_be_written_is_not_said_to_be_there(finished, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError) as caught:
+        write_between_marks(tmp_path / "file" / "new.md", page_about([finished]))
+    assert "already" not in str(caught.value)

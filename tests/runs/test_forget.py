@@ -7,10 +7,11 @@ import pytest
 
 import feddg
 from feddg.errors import RunError
-from feddg.runs.execute import forget
+from feddg.methods.ridge import Ridge
+from feddg.runs.execute import forget, is_complete
 from feddg.runs.folder import kept_weights
 from feddg.runs.reading import read_run
-from feddg.runs.table import FINAL
+from feddg.runs.table import EMA_MEAN, FINAL
 
 SITES = ("north", "east", "south", "west")
 ABOUT = {
@@ -69,6 +70,27 @@ def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
     assert [file.name for file in run.folder.rglob("state-*.safetensors")] == [
         "state-2.safetensors"
     ]
+
+
+def test_averages_over_rounds_forget_it_too(tmp_path):
+    run, without = ran(tmp_path), ran(tmp_path, "east")
+    forget(run.folder, sorted(SITES).index("east"))
+    kept, never = (kept_weights(each.folder, EMA_MEAN)[1] for each in (run, without))
+    for name, tensor in never.items():
+        assert np.allclose(tensor, kept[name], rtol=1e-6, atol=1e-6), name
+
+
+def test_what_cannot_be_forgotten_leaves_the_run_complete(tmp_path, monkeypatch):
+    run = ran(tmp_path)
+    before = (run.folder / "summary.json").read_bytes()
+    monkeypatch.setattr(Ridge, "without", lambda *_: pytest.fail("not the sums of training"))
+    with pytest.raises(pytest.fail.Exception):
+        forget(run.folder, 1)
+    assert (run.folder / "summary.json").read_bytes() == before
+    assert is_complete(run.folder)
+    mixed = ran(tmp_path, server={"wise_ft": 0.5})
+    with pytest.raises(RunError, match="mixed with the weights it began with"):
+        forget(mixed.folder, 1)
 
 
 def test_two_sites_one_after_the_other_and_no_site_twice(tmp_path):

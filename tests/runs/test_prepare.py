@@ -15,13 +15,16 @@ from torch.nn.functional import cross_entropy
 from feddg.api import compare
 from feddg.comparison.plan import Plan, expand_plan, plan_with_weights_at_hand
 from feddg.data.data_set import load_source
+from feddg.data.splits import ROLES
+from feddg.diagnostics import silent
 from feddg.errors import DataError, WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
 from feddg.runs import beforehand
-from feddg.runs.beforehand import with_names_of_domains, with_weights_at_hand
-from feddg.runs.prepare import give_memory_back
+from feddg.runs.beforehand import forecast, with_names_of_domains, with_weights_at_hand
+from feddg.runs.prepare import give_memory_back, load_images
 from federations import federation
+from image_folders import noise
 
 FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
 
@@ -290,3 +293,23 @@ def test_freed_memory_is_given_back():
     del pieces
     assert give_memory_back()
     assert kept
+
+
+def test_a_plan_counts_tiles_as_the_run_does(tmp_path):
+    """As many clients as there are tiles, and more than there are files."""
+    for domain in "ab":
+        for number in range(2):
+            file = tmp_path / "images" / domain / "xy"[number] / "0.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            noise(number + 2 * (domain == "b"), 32).save(file)
+    chosen = Experiment(
+        data={"root": tmp_path / "images", "tile": 16, "image_size": 16, "id_val": 0, "id_test": 0},
+        hold_out="b",
+        model={"backbone": "cnn", "weights": None},
+        clients={"number": 2, "heterogeneity": 1.0},
+    )
+    loaded = load_images(chosen, tmp_path / "cache", silent)
+    found = forecast(chosen, tmp_path / "cache")
+    assert found.splits == {role: len(getattr(loaded.splits, role)) for role in ROLES}
+    assert found.splits["train"] == 8
+    assert found.pixel_bytes == 16 * 3 * 16**2

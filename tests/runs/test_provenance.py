@@ -13,9 +13,10 @@ from feddg.data import fingerprint
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import DataError, RunError
 from feddg.experiment import Experiment
+from feddg.models.backbones import build_network
 from feddg.prediction.evaluate import evaluate_run
 from feddg.runs.observer import Observer
-from feddg.runs.provenance import IMAGES, has_begun
+from feddg.runs.provenance import IMAGES, ImagesNow, has_begun
 from feddg.styles.codec import load_codec
 from image_folders import make_folder, noise
 
@@ -242,4 +243,41 @@ def test_identity_does_not_depend_on_where_the_command_is_given(root, tmp_path, 
 def test_moved_labels_of_the_same_files_are_a_change(done):
     before = ImagesFile.read(done().folder / IMAGES)
     changed = before.model_copy(update={"labels": "other"})
-    assert "other classes or domains" in str(fingerprint.difference(before, changed))
+    assert "other classes, domains" in str(fingerprint.difference(before, changed))
+
+
+def test_other_weights_under_the_same_name_are_noticed(root, tmp_path, done):
+    network = build_network("cnn", 2, weights=None, seed=1).featurizer
+    file = tmp_path / "mine.safetensors"
+    where = {"out": tmp_path / "runs", "cache": tmp_path / "cache", "report": False}
+    chosen = {"model": {"backbone": "cnn", "weights": str(file), "embedding": "none"}}
+    save_file(network.state_dict(), file)
+    run(experiment(root, **chosen), **where)
+    save_file({name: tensor + 1 for name, tensor in network.state_dict().items()}, file)
+    with pytest.raises(RunError, match=r"model\.weights has another content.*--again"):
+        run(experiment(root, **chosen), **where)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda rows: [row.replace("train", "id_val", 1) for row in rows],
+        lambda rows: [row.replace("north", "south", 1) for row in rows],
+        lambda rows: [*rows[:1], *reversed(rows[1:])],
+    ],
+)
+def test_an_edited_table_is_another_one(tmp_path, edit):
+    rows = ["path,label,domain,split,client"]
+    for number in range(4):
+        noise(number).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{'xy'[number % 2]},a,train,{('north', 'east')[number // 2]}")
+    file = tmp_path / "table.csv"
+
+    def now():
+        file.write_text("\n".join(rows) + "\n")
+        chosen = Experiment(data={"source": "table", "root": file}, model={"weights": None})
+        return ImagesNow(tmp_path / "cache")(chosen)
+
+    before, rows = now(), edit(rows)
+    changed = fingerprint.difference(before, now())
+    assert "roles, clients or groups" in str(changed)

@@ -49,7 +49,11 @@ CASES = {
     "ridge": {**NO_STATISTICS, "method": "ridge", "train": {"rounds": 1, "local_steps": None}},
     "ridge head": {**NO_STATISTICS, "train": {"head": "ridge"}},
     "private": {**NO_STATISTICS, "privacy": {"epsilon": 8, "delta": 1e-5}},
-    "secure sums": {"clients": {"per_round": 5}, "defences": [{"name": "secure_aggregation"}]},
+    "secure sums": {
+        "method": "fedbn",
+        "clients": {"per_round": 5},
+        "defences": [{"name": "secure_aggregation"}],
+    },
     "resnet": {
         "model": {"backbone": "resnet18"},
         "train": {"rounds": 1, "local_steps": 1, "batch_size": 4},

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast, get_args
 
@@ -211,7 +211,8 @@ def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> 
             raise DataError(f"{folder}: no readable image ({endings()})")
         files += found
     images = []
-    for path in files[:: max(1, len(files) // most) if most else 1][:most]:
+    count = min(most or len(files), len(files))
+    for path in (files[place * len(files) // count] for place in range(count)):
         try:
             images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
         except UnusableImageError as error:
@@ -311,8 +312,8 @@ class _Work:
         method, network = self._loaded.method, self._loaded.network
         wanted = self._settings.entry
         entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
-        effort = replace(self._settings.membership, seed=self._settings.seed)
-        return list(membership(self._senders, list(entries.values()), effort, self._progress))
+        effort, seed = self._settings.membership, self._settings.seed
+        return [*membership(self._senders, [*entries.values()], effort, self._progress, seed)]
 
 
 attack = with_page(attack_run)

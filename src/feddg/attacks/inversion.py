@@ -170,6 +170,8 @@ def invert_updates(
         model.train()
         if worker.freeze or batch_size == 1:
             freeze_statistics(model)
+        if worker.train.trainable in ("head", "lora"):  # as the clients trained it
+            model.featurizer.eval()
         images, cosine = invert(
             model, change, batch.labels, batch.images.shape[-1], search, signed, ("update", i)
         )
@@ -237,8 +239,7 @@ def invert(
 def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
     """Yields batches of images, each of one client; several per client if there are too few."""
     examples = senders.loaded.clients.__getitem__
-    clients = chosen_clients(senders.loaded, updates, seed)
-    able = [client for client in clients if len(examples(client)) >= size]
+    able = chosen_clients(senders.loaded, updates, seed, size)
     for number in range(updates if able else 0):
         client, turn = able[number % len(able)], number // len(able)
         positions = looked_at(examples(client), client, seed)

@@ -3,15 +3,15 @@
 Two attacks, each on weights and on what is sent beside them:
 
 * *threshold*: an image is a member if its loss under the client's new weights is small, or if its
-own row is near the one that was sent (Yeom et al., "Privacy Risk in Machine Learning", CSF 2018); *
-*shadow*: similar clients are made up from other clients' images, and a logistic regression learns
-from them to recognise members (Shokri et al., "Membership Inference Attacks Against Machine
-Learning
-  Models", S&P 2017).
+  own row is near the one that was sent (Yeom et al., "Privacy Risk in Machine Learning", CSF 2018);
+* *shadow*: similar clients are made up from other clients' images, and a logistic regression learns
+  from them to recognise members (Shokri et al., "Membership Inference Attacks Against Machine
+  Learning Models", S&P 2017).
 
 Members and others are alike in domains and classes. An area under the ROC curve of 0.5 is chance.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -38,6 +38,7 @@ from feddg.evaluation.metrics import area_under_roc
 from feddg.messages import Weights, copied
 from feddg.records import MembershipRow
 
+log = logging.getLogger("feddg")
 WEIGHTS = "update/weights"
 POINTS = 21
 """Number of stored points of a ROC curve."""
@@ -56,6 +57,7 @@ def membership(
     entries: Sequence[SentEntry],
     effort: MembershipEffort,
     progress: Progress = silent,
+    seed: int = 0,
 ) -> list[MembershipRow]:
     """Attacks the weights and every entry, by threshold and by shadow clients.
 
@@ -64,6 +66,7 @@ def membership(
         entries: what is sent besides the weights.
         effort: size of the attack.
         progress: called with (what, done, total).
+        seed: of all random draws.
 
     Raises:
         RunError: no client has enough images, or the server sees nothing that tells of training.
@@ -71,12 +74,18 @@ def membership(
     hidden = senders.hides_training
     if hidden and not entries:
         raise RunError(f"{hidden}, and nothing beside them: membership has nothing to read")
-    victims = list(victims_of(senders, effort))
+    victims = list(victims_of(senders, effort, seed))
     if not victims:
         raise RunError(
             f"membership needs clients of at least {2 * FEWEST_MEMBERS} images, and "
             f"{FEWEST_MEMBERS} of the same domains and classes that they do not hold; this run has "
             "none"
+        )
+    if effort.shadows and (alone := sum(not victim.shadows for victim in victims)):
+        log.warning(
+            "%d of %d clients get no shadow attack: there are too few other images of their "
+            "domains",
+            *(alone, len(victims)),
         )
     evidence: dict[str, Evidence] = {}
     if not hidden:
@@ -86,7 +95,7 @@ def membership(
     rows: list[MembershipRow] = []
     for done, (key, look) in enumerate(evidence.items()):
         progress(f"membership by {key}", done, len(evidence))
-        rows += _attacks(key, look, victims, effort.seed)
+        rows += _attacks(key, look, victims, seed)
     return rows
 
 
@@ -96,17 +105,11 @@ def _attacks(
     evidence = look([victim.case for victim in victims], [victim.client for victim in victims])
     shadows = [case for victim in victims for case in victim.shadows]
     of_shadows = iter(look(shadows, None)) if shadows else iter(())
-    scores: dict[Literal["threshold", "shadow"], list[numpy.ndarray]] = {
-        "threshold": [features[:, 0] for features in evidence],
-        "shadow": [],
-    }
-    for victim, features in zip(victims, evidence):
-        known = [(next(of_shadows), case.members) for case in victim.shadows]
-        if known:
-            scores["shadow"].append(_learnt(known, features))
-    for attack, by_client in scores.items():
-        if len(by_client) == len(victims):
-            yield _row(key, attack, by_client, victims, seed)
+    yield _row(key, "threshold", [features[:, 0] for features in evidence], victims, seed)
+    able = [(victim, features) for victim, features in zip(victims, evidence) if victim.shadows]
+    learnt = [_learnt([(next(of_shadows), c.members) for c in v.shadows], f) for v, f in able]
+    if learnt:
+        yield _row(key, "shadow", learnt, [victim for victim, _ in able], seed)
 
 
 def _learnt(

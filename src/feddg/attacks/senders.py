@@ -243,12 +243,12 @@ class Targets:
         return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts))))
 
 
-def chosen_clients(loaded: Federation, most: int, seed: int) -> list[int]:
-    """Returns up to ``most`` clients that hold images, taking domains in turn."""
+def chosen_clients(loaded: Federation, most: int, seed: int, least: int = 1) -> list[int]:
+    """Returns up to ``most`` clients that hold ``least`` images, taking domains in turn."""
     counts = images_of(loaded).partition.counts
     main = numpy.argmax(counts, axis=1)
     drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
-    holding = [client for client in drawn if counts[client].sum() > 0]
+    holding = [client for client in drawn if counts[client].sum() >= least]
     of_domain: Counter[int] = Counter()
     order = {}
     for client in holding:
@@ -475,13 +475,11 @@ class MembershipEffort:
         clients: number of attacked clients.
         images: members, and others, per client.
         shadows: shadow clients per client.
-        seed: seed of all random draws.
     """
 
     clients: int = 8
     images: int = 32
     shadows: int = 4
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -516,16 +514,15 @@ class Victim:
     others_from: str
 
 
-def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
-    """Yields the attacked clients with their shadow clients, drawn by the effort's seed."""
+def victims_of(senders: Senders, effort: MembershipEffort, seed: int = 0) -> Iterator[Victim]:
+    """Yields the attacked clients with their shadow clients."""
     loaded, images = senders.loaded, images_of(senders.loaded)
     table = images.table
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
-    clients = chosen_clients(loaded, effort.clients, effort.seed)
-    for client in clients:
+    for client in chosen_clients(loaded, effort.clients, seed, 2 * FEWEST_MEMBERS):
         holding = images[client]
         domains = holding.domains.unique().numpy()
-        generator = stream(effort.seed, "membership", client)
+        generator = stream(seed, "membership", client)
         own = holding.rows.numpy()
         elsewhere = numpy.setdiff1d(images.splits.train, own)
         elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
@@ -534,7 +531,7 @@ def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
         if not from_aside:
             members, others = _pairs(own, elsewhere, effort.images, generator, table)
         rest = numpy.setdiff1d(elsewhere, others)
-        if len(members) < FEWEST_MEMBERS or len(holding) < 2 * FEWEST_MEMBERS:
+        if len(members) < FEWEST_MEMBERS:
             continue
         case = _case(holding, members, others, table)
         shadows = list(_shadows(holding, rest, effort, generator, table))

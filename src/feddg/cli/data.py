@@ -30,7 +30,7 @@ app = typer.Typer(
 def get_data(
     options: dict[str, Any],
     name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
-    root: Annotated[Path, typer.Option(help="the folder it goes to")],
+    root: Annotated[Path | None, typer.Option(help="the folder it goes to")] = None,
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="you have read its licence and accept it")
     ] = False,
@@ -55,8 +55,10 @@ def get_data(
         raise typer.Exit(1)
     chosen = [("--revision", options.get("revision")), ("--from", options.get("source"))]
     more = [str(text) for option in chosen if option[1] for text in option]
-    words = ["feddg", "data", "get", name, "--root", str(root), *more, "--accept-licence"]
-    if not accept_licence:
+    more += ["--keep"] if options.get("keep") else []
+    folder = ["--root", str(root or "FOLDER")]
+    words = ["feddg", "data", "get", name, *folder, *more, "--accept-licence"]
+    if root is None or not accept_licence:
         typer.echo(
             f"Nothing was downloaded. If you accept its licence: {shlex.join(words)}", err=True
         )

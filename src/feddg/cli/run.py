@@ -73,7 +73,10 @@ def run(
     The run's folder holds everything about it. The same experiment is never run twice: a finished
     one is shown, an interrupted one continues.
     """
+    from feddg.experiment import load_experiment
+
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
+    asked = load_experiment(experiment, overrides)
     if dry_run:
         from feddg.cli.output import show_preview
         from feddg.runs.beforehand import preview
@@ -85,7 +88,7 @@ def run(
 
     with resumable():
         watching = observer(quiet, verbose)
-        done = api.run(experiment, observer=watching, snapshots=kept, **options, **overrides)
+        done = api.run(asked, observer=watching, snapshots=kept, **options)
     show("print_results", done)
 
 

@@ -385,6 +385,17 @@ class Client:
         if self.trains_heads_only or self.worker.train.trainable in ("head", "lora"):
             self.network.featurizer.eval()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Has the network in eval mode in its block; afterwards all layers are as they were."""
+        modes = [(module, module.training) for module in self.network.modules()]
+        self.network.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
     def batches(self, draws: "Draws | None" = None) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.
 

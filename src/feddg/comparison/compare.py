@@ -1,7 +1,7 @@
 """Runs a plan: starts missing runs, continues interrupted ones, stores results."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -229,7 +229,7 @@ def _present(out: Path) -> dict[str, Path]:
     }
 
 
-def why_hopeless(comparison: Comparison) -> FeddgError | None:
+def why_hopeless(comparison: Comparison, cache: Path | None = None) -> FeddgError | None:
     """Returns the error that would stop every run on some data (missing images, domain, weights).
 
     If one run on these data can start or is complete, the others fail by themselves.
@@ -240,12 +240,12 @@ def why_hopeless(comparison: Comparison) -> FeddgError | None:
     missing = {cell.id for cell in comparison.missing}
     on_data = grouped((repr(cell.experiment.data), cell) for cell in distinct(comparison.cells))
     for cells in on_data.values():
-        if all(cell.id in missing for cell in cells) and (reason := _why_none(cells)):
+        if all(cell.id in missing for cell in cells) and (reason := _why_none(cells, cache)):
             return reason
     return None
 
 
-def _why_none(cells: Sequence[Cell]) -> FeddgError | None:
+def _why_none(cells: Sequence[Cell], cache: Path | None) -> FeddgError | None:
     """Returns the error that would stop all of these runs on the same data, or None."""
     reasons: dict[str, FeddgError] = {}
     gone: set[str] = set()  # networks whose weights are known to be missing
@@ -256,7 +256,7 @@ def _why_none(cells: Sequence[Cell]) -> FeddgError | None:
         if kind in reasons or network in gone:
             continue
         try:
-            forecast(one)
+            forecast(one, cache)
         except FeddgError as error:
             reasons[kind] = error
             if isinstance(error, WeightsError) and _are_missing(one.model):
@@ -306,9 +306,9 @@ def carry_out_comparison(
     """
     for cell in comparison.missing:
         require_installed(cell.experiment)
-    if (reason := why_hopeless(comparison)) is not None:
-        raise reason
     watching, cached = watcher or Watcher(), cache_folder(cache)
+    if (reason := why_hopeless(comparison, cached)) is not None:
+        raise reason
     chosen = LAUNCHERS.find(launcher)
     if comparison.file is not None:
         with changing(comparison.file):  # a fault is to be found before hours of runs
@@ -325,9 +325,10 @@ def carry_out_comparison(
             ended = chosen(jobs, cached, logs, watching, launcher_options or {}).run(missing)
         else:
             ended = run_here(missing, cached, watching)
-        for outcome in ended:
-            comparison.outcomes.append(outcome)
-            comparison.keep([outcome.cell.folder])
+        with closing(ended):
+            for outcome in ended:
+                comparison.outcomes.append(outcome)
+                comparison.keep([outcome.cell.folder])
     finally:
         watching.end()
     return comparison

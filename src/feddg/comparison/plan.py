@@ -26,7 +26,7 @@ from feddg.data.data_set import DATA_SETS, load_source, preset_of
 from feddg.data.partition import counts_clients
 from feddg.data.protocols import known_domains, scenarios
 from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_faults
-from feddg.experiment import Experiment, expand
+from feddg.experiment import Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import as_written, with_weights_at_hand
@@ -587,7 +587,7 @@ def _check_axes(plan: Plan) -> None:
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
     for name, fields in own.items():
         for field, part in said.items():
-            if field != "train.rounds" and any(_meet(field, own_field) for own_field in fields):
+            if part != "budgets" and any(_meet(field, own_field) for own_field in fields):
                 raise ExperimentError(
                     f"plan: {field} is said by {part} and by {name}, and one of them would be "
                     "lost: leave it out there"
@@ -766,10 +766,13 @@ def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
         hold_out = _written(base.get("hold_out") or {}, data)
         return [(hold_out if any(hold_out.values()) else None, _heading(hold_out))]
     if isinstance(plan.hold_out, str):
-        preset = str(base.get("preset") or preset_of(source))
+        preset = chosen_preset(base) or preset_of(source)
+        root, options = data.get("root"), data.get("options") or {}
         domains = plan.domains or known_domains(source, preset)
-        domains = domains or load_source(source, data.get("root")).domain_names
-        domains = tuple(name for name in domains if name not in (data.get("leave_out") or ()))
+        domains = domains or load_source(source, root, **options).domain_names
+        said = {"": data.get("leave_out") or ()}
+        left_out = as_written(said, source, root and Path(root), options)[""]
+        domains = tuple(name for name in domains if name not in left_out)
         listed: list[HeldOut] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
@@ -812,6 +815,7 @@ def trials_of(plan: Plan) -> list[Cell]:
     tune = plan.tune
     if tune is None:
         return []
+    _check_axes(plan)
     axes = {variant.name: _axes_of(tune, variant) for variant in plan.methods}
     used = {name for of_method in axes.values() for axis in of_method for name, *_ in axis}
     for name in tune.settings:
@@ -870,12 +874,11 @@ def table_cells(plan: Plan) -> list[Cell]:
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
     """Returns the values to try for a method: fields it has, and that its entry does not fix."""
     settings = method_class(variant.method).Settings.model_fields
-    fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
+    own = {f"method.settings.{name}": None for name in variant.settings}
     return [
         [setting_point(name, value) for value in values]
-        for name, values in tune.settings.items()
-        if name not in fixed
-        and (not name.startswith("method.") or name.removeprefix("method.") in settings)
+        for name, values in _unsaid(tune.settings, own | leaves(expand(variant.experiment))).items()
+        if not name.startswith("method.") or name.removeprefix("method.") in settings
     ]
 
 

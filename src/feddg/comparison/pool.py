@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ class Reporter(Observer):
         self._tell(news)
 
 
-def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Iterator[Outcome]:
+def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Generator[Outcome]:
     """Carries out the runs of cells in this process; a failed run does not stop the others.
 
     Yields:
@@ -203,7 +203,7 @@ class Launcher(ABC):
             self.settings: Any = self.Settings(**options)
 
     @abstractmethod
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:
         """Carries out the runs of cells; closing the iterator stops those still running.
 
         Yields:
@@ -297,7 +297,7 @@ class LocalLauncher(Launcher):
     summary = "processes on this machine"
     Settings = LocalSettings
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:
         """See :meth:`Launcher.run`."""
         self._threads, self._devices = threads_per_job(self.jobs), _devices()
         self._free = list(range(self.jobs))
@@ -345,8 +345,9 @@ class LocalLauncher(Launcher):
         if answer["ended"] != "completed" or not self.settings.reuse:
             end([process], STOP_SECONDS)
             del self._alive[place]
-            if log_file.stat().st_size == 0:
-                log_file.unlink()
+            with suppress(FileNotFoundError):  # another comparison's, in the same folder
+                if log_file.stat().st_size == 0:
+                    log_file.unlink()
         self._free.append(place)
         return answer
 
@@ -483,7 +484,7 @@ class SlurmLauncher(Launcher):
     summary = "jobs of a Slurm cluster"
     Settings = SlurmSettings
 
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:
         """See :meth:`Launcher.run`."""
         need("slurm", "the launcher 'slurm'")
         import submitit

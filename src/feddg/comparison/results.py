@@ -24,7 +24,7 @@ from feddg.comparison.results_file import (
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warning
-from feddg.errors import RunError
+from feddg.errors import RunError, nearest
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
 from feddg.runs.diagnostics import (
@@ -317,9 +317,14 @@ class Results:
 
         Args:
             base: the method that all others are set beside; each one's best other method if empty.
+
+        Raises:
+            RunError: no method is called so.
         """
         from pandas import DataFrame
 
+        if base and base not in self.methods:
+            raise RunError(f"no method is called {base!r}{nearest(base, self.methods)}")
         rule = self.default_rule
         domains = list(dict.fromkeys(self.domains.values()))
         rows = []
@@ -490,7 +495,8 @@ def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     for fields, own in zip(settings, read):
         for name in own:
             del fields[name]
-    short = dict(zip(texts, (Path(of.get("data.root") or of["data.source"]).name for of in read)))
+    roots = (of.get("data.root", "none").replace("none", "") or of["data.source"] for of in read)
+    short = dict(zip(texts, (Path(root).name for root in roots)))
     unique = len({*short.values()}) == len(short)
     return [{DATA: short[text] if unique else text} for text in texts]
 

@@ -46,6 +46,7 @@ class Columns:
         Raises:
             DataError: a cell holds another value.
         """
+        allowed = [*allowed]  # a text would hold parts of itself
         for index, text in enumerate(self[name]):
             if text not in allowed:
                 raise DataError(

@@ -32,11 +32,14 @@ def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple
         The paths of both files.
 
     Raises:
-        DataError: the name does not end in ``.json``, or a file cannot be written.
+        DataError: the name does not end in ``.json``, the table would replace the user's own, or a
+            file cannot be written.
     """
     if file.suffix.lower() != ".json":
         raise DataError(f"{file}: Croissant is JSON; give a name that ends in .json.")
     listing = file.with_suffix(".csv")
+    if listing.name == table.listed_in and listing.exists():
+        raise DataError(f"{listing} would be overwritten; give another name than {file.name}.")
     columns = _columns(table)
     content = as_csv([columns, *zip(*columns.values())]).encode()
     metadata = _metadata(table, definition)
@@ -73,6 +76,8 @@ def _columns(table: ImageTable) -> dict[str, list[str]]:
     }
     if table.clients is not None:
         columns["client"] = table.clients.tolist()
+    if table.groups is not None:
+        columns["group"] = table.groups.tolist()
     if table.split is not None:
         columns["split"] = table.split.tolist()
     return columns

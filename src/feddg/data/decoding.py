@@ -376,6 +376,8 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
         values = np.moveaxis(values, 0, 2)
     if values.ndim not in (2, 3) or values.dtype.kind not in "uif":
         raise UnusableImageError(f"a TIFF of shape {values.shape} and type {values.dtype}")
+    if values.dtype.kind != "f" and values.max(initial=0) >= 2 ** DEPTHS[-1]:
+        raise UnusableImageError("has values of more than 32 bits", ": write them in 32 bits")
     inverted = photometric == _WHITE_IS_ZERO and bands <= 2  # of many bands, nobody means it
     return Samples(np.atleast_3d(values), inverted=inverted)
 

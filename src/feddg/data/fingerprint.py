@@ -95,7 +95,8 @@ class Difference:
         removed: paths that no longer exist.
         moved: new paths with the content of a removed path.
         changed: paths with another content.
-        labels: whether the same files have other classes or domains.
+        labels: whether the same files have other classes, domains, roles, clients or groups, or
+            another order in a table.
         rendered: whether images that come from no files have changed.
         files: fields of the experiment whose files have changed.
     """
@@ -120,9 +121,12 @@ class Difference:
         if self.what == "files":
             return " and ".join(f"{field} has another content" for field in self.files)
         if self.rendered:
-            return "they are drawn differently"
+            return "they are drawn differently, or rows of their table have changed"
         if self.labels:
-            return "the same files have other classes or domains"
+            return (
+                "the same files have other classes, domains, roles, clients or groups, or stand in "
+                "another order"
+            )
         parts = ("added", "removed", "moved", "changed")
         counts = [f"{len(getattr(self, part))} {part}" for part in parts if getattr(self, part)]
         paths = [path for part in reversed(parts) for path in getattr(self, part)]
@@ -255,11 +259,18 @@ def file_of(path: str) -> str:
 
 
 def _labels(table: ImageTable) -> str:
-    """Returns a hash of each path's class and domain, whatever the order of rows and names."""
-    rows = sorted(
-        f"{path}\0{table.class_names[label]}\0{table.domain_names[domain]}"
-        for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())
-    )
+    """Returns a hash of what is said of each path, whatever the order of names.
+
+    The order of rows counts only in a user's table: it decides what is drawn.
+    """
+    said = (table.split, table.clients, table.groups, *table.subgroups.values())
+    columns = (table.labels, table.domains, *(column for column in said if column is not None))
+    rows = [
+        "\0".join((path, table.class_names[label], table.domain_names[domain], *map(str, more)))
+        for path, label, domain, *more in zip(table.paths, *(c.tolist() for c in columns))
+    ]
+    if table.listed_rows is None:
+        rows.sort()
     return _hash(["\n".join(rows).encode("utf-8", "surrogateescape")])
 
 

@@ -210,6 +210,8 @@ def partitioned_units(
         )
     counts = np.zeros((len(first), int(labels.max()) + 1), np.int64)
     np.add.at(counts, (unit_of, labels), 1)
+    if (holders := settings.get("holders")) is not None:
+        settings["holders"] = np.asarray(holders)[first]
     of_units = partition(
         domains[first],
         counts.argmax(axis=1),

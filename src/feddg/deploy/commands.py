@@ -1,9 +1,9 @@
 """The commands of a deployment: ``feddg deploy``, the same federation across a network."""
 
-from collections.abc import Sequence
+import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,11 +16,6 @@ from feddg.options import (
     show_warnings,
 )
 from feddg.readers import function
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from feddg.diagnostics import Diagnostic
 
 app = typer.Typer(
     name="deploy",
@@ -90,7 +85,8 @@ def deploy_run(
 ) -> None:
     """Start the signed app, or go on with its run."""
     number = function("run_signed")(folder, stream=stream)
-    typer.echo(f"run {number}; its log: flwr log RUN feddg")
+    home = shlex.quote(str((folder / "flower-home").resolve()))
+    typer.echo(f"run {number}; its log: FLWR_HOME={home} flwr log {number} feddg")
 
 
 @app.command("check", cls=OptionsCommand)
@@ -106,12 +102,22 @@ def deploy_check(
     Checks images, machine, keys and connection.
     """
     from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from feddg.runs.inspection import STYLES
 
     site, checks = function("check_site")(folder, images, **options)
     if json:
         print_json([asdict(check) for check in checks])
     else:
-        Console().print(checks_table(checks))
+        table = Table("", "check", "found", "what to do")
+        for check in checks:
+            passed = check.severity == "note"
+            style, word = ("green", "ok") if passed else (STYLES[check.severity], check.severity)
+            texts = (escape(text) for text in (check.short, check.text, check.advice))
+            table.add_row(f"[{style}]{word}[/]", *texts)
+        Console().print(table)
     if any(check.severity == "error" for check in checks):
         typer.echo(f"error: {site} should not join yet", err=True)
         raise typer.Exit(1)
@@ -145,19 +151,3 @@ def deploy_validate(
     hidden = options["hide_below"] > 1
     exact = "" if hidden else "; its counts are exact: --hide-below 5 hides small ones"
     typer.echo(f"{out} holds counts, nothing about single images and no file names{exact}")
-
-
-def checks_table(found: "Sequence[Diagnostic]") -> "Table":
-    """Returns the results of checks as a table, one row each."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from feddg.runs.inspection import STYLES
-
-    table = Table("", "check", "found", "what to do")
-    for check in found:
-        passed = check.severity == "note"
-        style, word = ("green", "ok") if passed else (STYLES[check.severity], check.severity)
-        texts = (escape(text) for text in (check.short, check.text, check.advice))
-        table.add_row(f"[{style}]{word}[/]", *texts)
-    return table

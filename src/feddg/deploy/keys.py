@@ -185,7 +185,8 @@ def register_site(folder: Path, site: str, key: Path) -> None:
         if named is not None and named.public_key != pem:
             raise FeddgError(
                 f"another key is registered as {site}: a name belongs to a key. If the site lost "
-                f"it: `flwr supernode unregister {named.node_id} feddg`, then register again"
+                f"it: `FLWR_HOME={(folder / HOME).resolve()} flwr supernode unregister "
+                f"{named.node_id} feddg`, then register again"
             )
         owner = next((node for node in present if node.public_key == pem), None)
         if owner is not None and owner.name != site:

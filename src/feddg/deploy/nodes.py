@@ -80,17 +80,4 @@ class NodesHere(Grid):
 
     # What a transport does not need.
 
-    def set_run(self, run: object) -> None:
-        """Not needed."""
-
-    @property
-    def run(self) -> Any:
-        """Not needed."""
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """Not needed."""
-        raise NotImplementedError
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-        """Not needed."""
-        raise NotImplementedError
+    set_run = run = create_message = send_and_receive = None  # type: ignore[assignment]

@@ -10,7 +10,7 @@ import ssl
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,7 @@ from feddg.deploy.site import copies_in, list_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
-from feddg.federation.federation import Federation, build
+from feddg.federation.federation import Federation, build, build_worker
 from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES
 from feddg.models.precision import choose_device
@@ -154,7 +154,7 @@ def check_images(
     yield check_decoding(table, experiment)
     if not unlabelled:
         yield check_classes(table, join.classes)
-        yield check_domains(table, experiment, trains=join.trains)
+        yield check_domains(table, experiment, join.tested, trains=join.trains)
     if join.trains and (copies := copies_in(table, experiment, cache)):
         yield failed("copies", copies, "Remove all copies but one.")
     yield check_disk(table, experiment, cache)
@@ -213,11 +213,13 @@ def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
     return note(code, f"All {len(expected)} are here.")
 
 
-def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Diagnostic:
+def check_domains(
+    table: ImageTable, experiment: Experiment, tested: Sequence[str] = (), *, trains: bool
+) -> Diagnostic:
     """Checks whether the site would train on a held-out domain; the run would exclude it."""
     code, held_out = "domains", experiment.hold_out
     mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
-    excluded = held_out_among(mine, (*held_out.test, *held_out.val))
+    excluded = held_out_among(mine, (*held_out.test, *held_out.val, *tested))
     if not excluded:
         return note(code, f"Not held out: {first_names(mine, 8)}.")
     text = f"Held out in this experiment: {first_names(excluded, 8)}"
@@ -233,7 +235,8 @@ def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) ->
 
 def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
     """Checks that the cache folder is writable and has room for pixels, copies and memory."""
-    code, pixels = "disk", 3 * len(table) * experiment.data.image_size**2
+    code, decoded = "disk", table.root is not None
+    pixels = 3 * len(table) * experiment.data.image_size**2 if decoded else 0
     needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
     try:
         private_folder(cache)
@@ -293,7 +296,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         FeddgError: the experiment cannot be trained here.
         RuntimeError: PyTorch fails, for example for lack of memory.
     """
-    train = experiment.train.model_copy(update={"local_steps": STEPS})
+    train = experiment.train.model_copy(update={"local_steps": STEPS, "head_rounds": 0})
     bare = experiment.without_weights.model_copy(update={"train": train})
     size, images = bare.data.image_size, STEPS * train.batch_size
     noise = numpy.random.default_rng(0).integers(0, 256, (images, size, size, 3), numpy.uint8)
@@ -311,10 +314,10 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     quickest = math.inf
     for _ in range(2):
         method, network = build(bare, classes)
-        federation = Federation(pair, network, method, alone, defences=NO_DEFENCES)
-        noised = build_defences(bare, method, network)
-        for worker in federation.workers:  # what noise costs at the client counts
-            worker.style_noise, worker.record_noise = noised.style_noise, noised.record_noise
+        # One client after the other, as at a site; what noise costs there counts.
+        worker = build_worker(network, alone, defences=build_defences(bare, method, network))
+        parts = (pair, network, method, alone)
+        federation = Federation(*parts, defences=NO_DEFENCES, workers=[worker])
         federation.start()
         quickest = min(quickest, 1 / federation.server.round().images_per_second)
     return quickest

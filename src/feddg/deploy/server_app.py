@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import joined
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import list_images, load_pixels, positions, read_experiment, test_images
+from feddg.deploy.site import list_images, load_pixels, on_all_images, positions, read_experiment
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit, warn
@@ -230,7 +230,8 @@ class Sites(Clients):
                 log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
             for score in new:
                 named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
-                gathered.append(named if several or score.domain in here else score)
+                alike = several and score.split != UNLABELLED  # whose domain is the site's name
+                gathered.append(named if alike or score.domain in here else score)
         return gathered
 
     def _read(self, reply: Message, id: int) -> list[Score]:
@@ -303,6 +304,8 @@ def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
             f"sites names {len(names)} sites ({', '.join(names)}), each once; "
             f"clients.number is {experiment.clients.number}"
         )
+    if deployment.min_sites > len(names):
+        raise ExperimentError(f"min-sites is {deployment.min_sites}; there are {len(names)} sites")
     both = sorted(set(names) & set(deployment.evaluation_sites))
     if both:
         raise ExperimentError(f"site {both[0]!r} trains; it cannot be an evaluation-site as well")
@@ -357,6 +360,7 @@ def _prepared(
     registered = transport.gather(deployment.minimum)
     _warn_of_dominance({names[id]: registration.images for id, registration in registered.items()})
     classes = before.classes if before else _classes(names, registered)
+    transport.registry.classes = classes
     domains = list(before.domains) if before else []
 
     def join(id: int, registration: Registration) -> None:
@@ -458,7 +462,7 @@ def _evaluation(
     if fault := columns_fault(table.feature_names, sites.features):
         raise ExperimentError(f"{deployment.test} {fault} of the sites; rename or take them out")
     table = positions(table, sites.classes, list(table.domain_names))
-    return test_images(table, pixels, experiment, worker)
+    return on_all_images(table, pixels, experiment, worker)
 
 
 class LogLines(Observer):

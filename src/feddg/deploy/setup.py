@@ -59,6 +59,7 @@ class JoinFile(JsonFile):
         classes: names of the classes; empty if the coordinator did not know them.
         features: columns of a table of features, if the coordinator knew them.
         experiment: the experiment, as YAML.
+        tested: domains of the coordinator's test folder, on which nobody trains.
         trains: whether the site trains, or only evaluates.
     """
 
@@ -69,6 +70,7 @@ class JoinFile(JsonFile):
     classes: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     experiment: str
+    tested: tuple[str, ...] = ()
     trains: bool = True
 
     def settings(self) -> Experiment:
@@ -141,28 +143,38 @@ def trusted_keys(file: Path) -> dict[str, Ed25519PublicKey]:
     return keys
 
 
-def _known_names(experiment: Experiment, test: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Returns the classes and features that a coordinator knows, of its test folder or data set."""
+def _known_names(experiment: Experiment, test: str) -> tuple[Sequence[str], ...]:
+    """Returns the classes and features a coordinator knows, and the domains of its test folder."""
     data = experiment.data
     if test and not test.startswith("digits:"):
         source, options = ("folder", {}) if data.source != FEATURES else (FEATURES, data.options)
         try:
             table = load_source(source, test, **options)
-            return table.class_names, table.feature_names
+            return table.class_names, table.feature_names, table.domain_names
         except FeddgError:
-            return (), ()  # the run says what is wrong with it
+            return (), (), ()  # the run says what is wrong with it
     source = "digits" if test else data.source
     if source == "digits":
-        return load_source("digits").class_names, ()
-    return DATA_SETS.find(source).classes, ()
+        tested = (test.removeprefix("digits:"),) if test else ()
+        return load_source("digits").class_names, (), tested
+    return DATA_SETS.find(source).classes, (), ()
 
 
-def require_width(experiment: Experiment) -> None:
-    """Checks that a federation of tables of features says how many there are in a row.
+def require_fit_for_sites(experiment: Experiment) -> None:
+    """Checks that sites, which train on all their images, can do what an experiment says.
 
     Raises:
-        ExperimentError: it does not.
+        ExperimentError: they cannot, or tables of features are of nobody knows how many.
     """
+    if experiment.data.id_val or experiment.data.id_test:
+        raise ExperimentError(
+            "sites train on all their images: set data.id_val and data.id_test to 0"
+        )
+    if experiment.evaluate.decision is not None or experiment.train.select_every:
+        raise ExperimentError(
+            "sites set no validation images aside, on which evaluate.decision and "
+            "train.select_every choose: leave them out"
+        )
     if experiment.data.source == FEATURES and experiment.data.features is None:
         raise ExperimentError(
             "sites have tables of features, and the experiment does not say of how many: set "
@@ -195,7 +207,8 @@ def write_app(
 
     Args:
         folder: created if missing, readable by its owner only; existing files are not overwritten.
-        experiment: the experiment, or its file; ``clients.number`` is the number of sites.
+        experiment: the experiment, or its file; ``clients.number`` is the number of sites, which
+            train on all their images.
         sites: names of letters, digits, ``-`` and ``_``.
         address: HOST:PORT at which sites reach the coordinator's proxy.
         superlink_port: port of the SuperLink behind the proxy, on loopback; 0 for the one after the
@@ -215,8 +228,11 @@ def write_app(
     """
     if isinstance(experiment, Path):
         experiment = load_experiment(experiment, deployment_fields(sites))
+    else:
+        data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0})
+        experiment = experiment.model_copy(update={"data": data})
     require_network_fit(method_class(experiment.method.name))
-    require_width(experiment)
+    require_fit_for_sites(experiment)
     everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
@@ -255,7 +271,7 @@ def write_app(
         "experiment": experiment.to_yaml(),
     }
     contents = _rendered(environment, "coordinator/") | {REGISTERED: ""}
-    known, features = _known_names(experiment, test)
+    known, features, tested = _known_names(experiment, test)
     for site in everybody:
         for name, content in _rendered(environment, "site/", site=site).items():
             contents[f"sites/{site}/{name}"] = content
@@ -265,6 +281,7 @@ def write_app(
             classes=tuple(classes or known),
             features=tuple(features),
             experiment=experiment.to_yaml(),
+            tested=tuple(tested),
             trains=site in sites,
             **versions,
         ).to_text()

@@ -28,11 +28,12 @@ from feddg.data.fingerprint import (
     file_of,
     images_file,
 )
+from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable, check_folder, from_class_folders
 from feddg.data.inspection import about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
-from feddg.deploy.setup import SITE_NAME, require_width
+from feddg.deploy.setup import SITE_NAME, held_out_among, require_fit_for_sites
 from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
 from feddg.errors import (
     ClientError,
@@ -55,7 +56,7 @@ from feddg.prediction.classifier import image_files
 from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
-from feddg.runs.prepare import cache_folder, methods_files
+from feddg.runs.prepare import cache_folder, evaluation_of, methods_files
 from feddg.settings import DataSettings, Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
 
@@ -223,13 +224,17 @@ def list_images(
                 f"a row of its table has {table.images.shape[1]} features, and {data.features} in "
                 "the federation (data.features)"
             )
-        return table
-    if images.startswith(DIGITS):
+    elif images.startswith(DIGITS):
         whole = load_source("digits")
         name = images.removeprefix(DIGITS)
         table = whole.take(numpy.flatnonzero(whole.domains == whole.domain_id(name)))
-        return replace(table, domains=numpy.zeros_like(table.domains), domain_names=(name,))
-    return load_source("folder", images) if domain is None else from_class_folders(images, domain)
+        table = replace(table, domains=numpy.zeros_like(table.domains), domain_names=(name,))
+    elif domain is None:
+        table = load_source("folder", images)
+    else:
+        table = from_class_folders(images, domain)
+    table = table.without(held_out_among(table.domain_names, data.leave_out))
+    return with_groups(table, data.group_by)
 
 
 def _unlabelled_images(root: Path, site: str) -> ImageTable:
@@ -306,21 +311,11 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
     )
 
 
-def test_images(
+def on_all_images(
     table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
 ) -> Evaluation:
     """Returns an evaluation of all images of a table, as a test split."""
-    return Evaluation(
-        pixels,
-        {"test": numpy.arange(len(table))},
-        table.labels,
-        table.domains,
-        table.domain_names,
-        len(table.class_names),
-        experiment.evaluate.batch_size,
-        worker.device,
-        worker.autocast,
-    )
+    return evaluation_of(table, pixels, {"test": numpy.arange(len(table))}, experiment, worker)
 
 
 class SiteConfig(Settings):
@@ -380,11 +375,7 @@ def read_experiment(run_config: Mapping[str, object]) -> Experiment:
             "the Flower app's config has no 'experiment'; write the app with `feddg deploy init`"
         )
     experiment = Experiment(**fields)
-    require_width(experiment)
-    if experiment.data.id_val or experiment.data.id_test:
-        raise ExperimentError(
-            "sites train on all their images: set data.id_val and data.id_test to 0"
-        )
+    require_fit_for_sites(experiment)
     return experiment
 
 
@@ -455,12 +446,12 @@ class Site:
         if not self.config.labels:
             # Their class is none of the federation's: the first stands for it, and counts nowhere.
             table = replace(self.table, class_names=tuple(request.classes))
-            evaluation = test_images(table, self.pixels, self.experiment, worker)
+            evaluation = on_all_images(table, self.pixels, self.experiment, worker)
             (score,) = evaluation.scores(method.predictor(worker.network))
             inputs: dict[str, Scalar] = {"images": score.examples, "confidence": score.confidence}
             return Payload(parts={"scores": Message({}, inputs)})
         table = positions(self.table, request.classes, list(self.table.domain_names))
-        evaluation = test_images(table, self.pixels, self.experiment, worker)
+        evaluation = on_all_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
         rows = [
             DomainScore(domain=result.domain, loss=result.loss, confusion=result.confusion.tolist())

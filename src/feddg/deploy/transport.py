@@ -353,6 +353,7 @@ class NodeRegistry:
         strangers: connected nodes that are no accepted site, by node id, sorted by key.
         asked: connected nodes that were asked which site they are, by id: when they came.
         features: columns of the sites' tables of features, as the first one named them.
+        classes: the run's classes, once they are fixed.
         on_registration: called with each site's number and registration, also for late joiners.
     """
 
@@ -375,6 +376,7 @@ class NodeRegistry:
         self.strangers: dict[int, Stranger] = {}
         self.asked: dict[int, str] = {}
         self.features: list[str] = []
+        self.classes: list[str] = []
         self.on_registration: Callable[[int, Registration], None] = lambda id, registration: None
         self.node_of: dict[int, int] = {}
 
@@ -505,6 +507,11 @@ class NodeRegistry:
             return f"names other classes or domains than when it joined this run; {remedy}"
         if id >= self._trainers:
             return None
+        if self.classes and (strange := sorted(new.classes.keys() - set(self.classes))):
+            return (
+                f"has the class {strange[0]!r}, which this run began without; rename its folder, "
+                "or start a new run"
+            )
         for other, theirs in others.items():
             for setting in sorted(theirs.files.keys() & new.files.keys()):
                 if theirs.files[setting] != new.files[setting]:
@@ -682,13 +689,13 @@ class FlowerTransport:
         """See :class:`feddg.federation.transport.Transport`."""
         if broadcast.round == self._trained:  # what its first attempt left does not count
             self._counted = dict(self._counted_before)
-        else:
-            self._counted_before, self._trained = dict(self._counted), broadcast.round
+        for id in clients:  # what it files in this round counts only if its reply does
+            self._counted.setdefault(id, max(0, broadcast.round - 1))
+        self._counted_before, self._trained = dict(self._counted), broadcast.round
         for id, reply in self._exchange(clients, TRAIN, ("train", "update"), broadcast):
             if isinstance(reply, Refusal):
                 yield reply
                 continue
-            self._counted_before.setdefault(id, max(0, broadcast.round - 1))
             self._counted[id] = broadcast.round
             try:
                 update = reply.to_update(id)

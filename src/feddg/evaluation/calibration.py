@@ -10,7 +10,7 @@ import numpy
 from feddg.evaluation.metrics import student
 from feddg.records import ClientsTable
 
-REAL_CLIENTS: Final = "client"
+REAL_CLIENTS: Final = ("client", "natural")
 """The partition whose clients are who really holds the images."""
 LEVEL: Final = 0.9
 """How often an interval should contain the truth."""
@@ -154,7 +154,7 @@ def apart(clients: ClientsTable | None, partition: str | None) -> set[int]:
     rows = clients.clients if clients else []
     holders = numpy.sum([numpy.sign(row.domains) for row in rows], axis=0)
     alone = {row.id for row in rows if (holders[numpy.array(row.domains) > 0] == 1).all()}
-    return {row.id for row in rows} if partition == REAL_CLIENTS else alone
+    return {row.id for row in rows} if partition in REAL_CLIENTS else alone
 
 
 def at_a_new_site(accuracies: Sequence[float]) -> Estimate:

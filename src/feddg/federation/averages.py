@@ -14,7 +14,8 @@ from feddg.settings import ExperimentSettings, ServerSettings
 
 MEANS = (SWA, EMA)
 """The averages that can be computed, by name."""
-_COUNT = "averages/rounds/"
+AVERAGES = "averages/"
+_COUNT = f"{AVERAGES}rounds/"
 MOMENTUM, SQUARES = "server_momentum/", "server_squares/"
 """Prefixes of the optimizer's tensors in the state's extras, where checkpoints keep them."""
 
@@ -128,7 +129,7 @@ def averaged_names(weights: Weights, local: Collection[str]) -> list[str]:
 
 def prefix_of(mean: str) -> str:
     """Returns the prefix of an average's entries in the state's extras."""
-    return f"averages/{mean}/"
+    return f"{AVERAGES}{mean}/"
 
 
 # Server optimizers: the mean of a round's updates is a direction, not yet the new weights.

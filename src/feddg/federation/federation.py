@@ -168,7 +168,8 @@ class Federation:
         method, network, settings = self.method, self.network, self.settings
         if settings.train.head == "ridge":
             check_head(method, network)
-        phase = Phase(method, network, settings, self.defences, self.hooks)
+        classifies = self.worker.task.has_classes
+        phase = Phase(method, network, settings, self.defences, self.hooks, classifies)
         ledger = self.ledger or Ledger(lambda row: None)
         return Server(phase, self.transport, self.state or self._before_round_1(), ledger)
 
@@ -210,7 +211,13 @@ class Federation:
                 raise ExperimentError(f"rounds is {rounds}; it must be a whole number from 0")
             if rounds == 0:
                 return self
-            state.rounds = state.round + rounds
+            state.rounds, plan = state.round + rounds, self.settings.train
+            changes = plan.schedule != "constant" or plan.warmup_rounds
+            if self.remote and changes and state.rounds != plan.rounds:
+                raise ExperimentError(
+                    "sites know by their own settings alone when the learning rate falls: say "
+                    f"rounds={state.rounds} where each program, and this one, makes its Federation"
+                )
             for worker in self.workers:  # schedules of the learning rate know the last round
                 worker.train = worker.train.model_copy(update={"rounds": state.rounds})
         with as_usual():

@@ -186,7 +186,7 @@ class InProcess(Transport):
 
         Stops running clients if the caller leaves early, for example by Ctrl-C.
         """
-        coming, at_once = iter(clients), len(self.workers)
+        coming, at_once = iter(clients), min(len(clients), len(self.workers))
         under_way: deque[tuple[Client, Callable[[], Update | Message]]] = deque()
         set_threads = partial(share_of_process, share_of_client(at_once))
         try:

@@ -173,6 +173,7 @@ class Phase(NamedTuple):
         settings: all else that an experiment says.
         defences: what updates pass through.
         hooks: what happens in rounds besides, after the server's own.
+        classifies: whether the task is classification.
     """
 
     method: Method
@@ -180,6 +181,7 @@ class Phase(NamedTuple):
     settings: ExperimentSettings
     defences: Defences = NO_DEFENCES
     hooks: Sequence[RoundHook] = ()
+    classifies: bool = True
 
 
 class Server:
@@ -198,7 +200,7 @@ class Server:
     """
 
     def __init__(self, phase: Phase, transport: Transport, state: State, ledger: Ledger) -> None:
-        method, network, experiment, defences, hooks = phase
+        method, network, experiment, defences, hooks, classifies = phase
         settings, train = experiment.server, experiment.train
         checks = MessageChecks(
             method,
@@ -209,6 +211,7 @@ class Server:
             also=defences.sends,
             registered=transport.registered,
             style_noise=defences.style_noise,
+            classifies=classifies,
         )
         self.method, self.state = method, state
         self.per_round, self.seed = experiment.clients.per_round, experiment.seed
@@ -316,6 +319,9 @@ class Server:
         (update,) = (update.keep() for update in updates)
         round = Round(number, [*others], before, 1, self.ledger.bytes, forgotten=(client,))
         state = self.method.without(before.next(), update)
+        # The client is in averages over earlier rounds: they begin anew.
+        kept = state.extras.items()
+        state.extras = {n: t for n, t in kept if not n.startswith(averages.AVERAGES)}
         self.state = self.hooks.completed(replace(state, rounds=number), round)
 
     def _attempts(self) -> Iterator[Round]:
@@ -366,7 +372,7 @@ class Server:
                 warn(
                     "budget-spent",
                     f"The run ends after round {self.state.round} of {self.state.rounds}: another "
-                    "one would cost more than privacy.epsilon.",
+                    "one would cost more than its budget (privacy.epsilon or record_epsilon).",
                 )
                 return
 

@@ -173,6 +173,7 @@ class MessageChecks(RoundHook):
         also: further schema entries, such as those of defences.
         registered: number of images each client registered with, if it did.
         style_noise: how styles are noised before they leave a client; None for no noise.
+        classifies: whether the task is classification.
     """
 
     def __init__(
@@ -186,6 +187,7 @@ class MessageChecks(RoundHook):
         also: Mapping[str, EntrySchema] = MappingProxyType({}),
         registered: Mapping[int, int] = MappingProxyType({}),
         style_noise: StyleNoise | None = None,
+        classifies: bool = True,
     ) -> None:
         self._method, self._train = method, train
         state = network.state_dict() if has_global_model(method, network) else {}
@@ -193,7 +195,9 @@ class MessageChecks(RoundHook):
         self._weights = {name: tensor.to("meta") for name, tensor in state.items()}
         shapes = {name: tensor.shape for name, tensor in self._weights.items()}
         dimensions = (network.classes, clients, network.features_dimension)
-        self._context = SchemaContext(*dimensions, image_size, shapes, noise=style_noise)
+        self._context = SchemaContext(
+            *dimensions, image_size, shapes, noise=style_noise, classifies=classifies
+        )
         self._never_negative = sorted(never_negative_names(network) & self._weights.keys())
         added = {key: schema for key, schema in method.sends.items() if key not in Method.sends}
         declared = {**added, **also}

@@ -275,7 +275,7 @@ class WorkerTransport(InProcess):
     def __init__(self, channel: Channel, *clients: Any, **more: Any) -> None:
         super().__init__(*clients, **more)
         self._channel, self.processes = channel, channel.size
-        self._round, self._homes = -1, dict[int, int]()
+        self._dealt, self._homes = -1, dict[int, int]()
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """See :class:`feddg.federation.transport.Transport`."""
@@ -318,13 +318,13 @@ class WorkerTransport(InProcess):
                     waiting.append((reply.keep() if isinstance(reply, Update) else reply, memory))
                 reply, memory = _result(id, purpose, channel.receive(expected.popleft()))
             if isinstance(reply, Update):
-                reply.seconds /= channel.size
+                reply.seconds /= sum(map(bool, shares))
             yield reply, memory
 
     def _deal(self, clients: Sequence[int], round: int) -> dict[int, int]:
         """Returns each client's process, fixed within a round because it holds its secrets."""
-        if round != self._round:
-            self._round, self._homes = round, {}
+        if round != self._dealt:
+            self._dealt, self._homes = round, {}
         size = self.workers[0].train.batch_size
         batches = {id: -(-len(self.examples(id)) // size) for id in clients}
         self._homes |= dealt(batches, self._channel.size, self._homes)

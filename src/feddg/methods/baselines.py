@@ -190,7 +190,8 @@ class Local(Method):
 
     name = "local"
     excludes: ClassVar[dict[str, str]] = {
-        "fedprox": "local receives no weights that fedprox could stay close to"
+        "fedprox": "local receives no weights that fedprox could stay close to",
+        "scaffold": "local receives no weights, and scaffold corrects steps towards those of all",
     } | dict.fromkeys(
         ("copa", "csac", "feddg-ga", "fedgma", "fedig", "fedig-a"),
         "local sends no weights, and the other method's server works on them",

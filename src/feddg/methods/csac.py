@@ -75,9 +75,13 @@ class CSAC(Method):
     excludes: ClassVar[dict[str, str]] = {
         "fedgma": "csac replaces the mean that fedgma masks; choose one"
     } | dict.fromkeys(
-        ("dart", "l2d", "mixup", "outlines", "pardon", "randconv", "rsc"),
-        "csac compares the features of the batch's own images, once per step; dart, l2d, mixup, "
-        "outlines, pardon, randconv and rsc pass other images or parts of them through the network",
+        (
+            *("dart", "jigen", "l2d", "mixup", "outlines", "pardon"),
+            *("randaug", "randconv", "rsc"),
+        ),
+        "csac compares the features of the batch's own images, once per step; dart, jigen, l2d, "
+        "mixup, outlines, pardon, randaug, randconv and rsc pass other images or parts of them "
+        "through the network",
     )
 
     def network(self, network: Network) -> Network:
@@ -116,10 +120,8 @@ class CSAC(Method):
         return terms | {"logit_alignment": weight * mmd(logits, frozen_logits, summed=summed)}
 
     def _private_features(self, client: Client, images: Tensor) -> list[Tensor]:
-        client.network.eval()
-        with torch.no_grad(), captured(client.network) as features:
+        with client.evaluating(), torch.no_grad(), captured(client.network) as features:
             functional_call(client.network, client.scratch[PRIVATE], (images,))
-        client.set_training()
         return features
 
     def report(self, client: Client) -> Message:

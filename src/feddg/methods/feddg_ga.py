@@ -65,6 +65,8 @@ class FedDGGASettings(MethodSettings):
 
 def _losses(method: "FedDGGA", context: SchemaContext, name: str) -> Range:
     """Returns the range of a client's loss: a cross-entropy, or minus an accuracy in [-1, 0]."""
+    if not context.classifies:
+        return -LARGEST, LARGEST
     return (0.0, LARGEST) if method.settings.mode == "paper" else (-1.0, 0.0)
 
 

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.clients.optim import MemoryOrderSGD, rate_share
+from feddg.errors import ExperimentError
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
@@ -49,6 +50,7 @@ from feddg.models.normalization import (
     adapter_of,
     add_adapter,
     interpolated,
+    map_layers,
     normalised_by,
 )
 from feddg.settings import Fraction, NotNegative, Positive
@@ -91,6 +93,11 @@ class FedIGA(FedIG):
     def network(self, network: Network) -> Network:
         """Adds the adapters."""
         network = super().network(network)
+        if not map_layers(network.featurizer):
+            raise ExperimentError(
+                f"{self.name} adapts batch normalisation of feature maps, and this backbone has "
+                "none; choose one that has (cnn, resnet18, densenet121)"
+            )
         chosen = self.settings
         add_adapter(network, chosen.reduction, chosen.first_alpha, chosen.first_spread)
         return network

@@ -54,7 +54,7 @@ class Fish(DomainMethod):
         "scaffold": "scaffold reads a client's gradients off how far it went, and fish goes most "
         "of the way back; choose one"
     } | dict.fromkeys(
-        ("coral", "mixup", "mmd", "vrex"),
+        ("coral", "irm", "mixup", "mmd", "vrex"),
         "fish steps on one domain at a time, and the other method compares those of a batch; "
         "choose one",
     )

@@ -35,10 +35,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.errors import ExperimentError
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
-from feddg.settings import Fraction, NotNegative
+from feddg.settings import ExperimentSettings, Fraction, NotNegative
 
 GRID = 3
 
@@ -97,6 +98,15 @@ class Jigen(Method):
     summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
     needs_images = True
     settings: JigenSettings
+
+    def check(self, experiment: ExperimentSettings) -> None:
+        """Refuses to hide shuffled images from methods that need all of a batch."""
+        super().check(experiment)
+        if not self.settings.classify_shuffled and {"fedsr", "fpl"} & {*self.name.split("+")}:
+            raise ExperimentError(
+                f"{self.name}: fedsr and fpl need the embeddings of all images: set "
+                "method.classify_shuffled to true"
+            )
 
     def network(self, network: Network) -> Network:
         """Adds the jigsaw head."""

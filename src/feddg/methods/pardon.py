@@ -259,7 +259,7 @@ class Pardon(OneStyleEach):
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
         """Returns images stylized in the interpolation style, for the report."""
-        if not context:
+        if not (context and self.exchanges):
             return None
         return self.transferred(images, self._style(context))
 

@@ -202,7 +202,7 @@ class Ridge(Method):
     excludes: ClassVar[dict[str, str]] = dict.fromkeys(
         (
             *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
-            *("mixstyle", "scaffold", "selfreg", "vista"),
+            *("fpl", "mixstyle", "rsc", "scaffold", "selfreg", "sfa", "vista"),
             *("afl", "coral", "fish", "group_dro", "irm", "mixup", "mmd", "vrex"),
         ),
         "ridge adds up what a fixed network gives for images and trains nothing, and the other "

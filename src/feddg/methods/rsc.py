@@ -116,11 +116,8 @@ class Rsc(Method):
                 logits: Tensor = network(batch.images)
             return logits
 
-        network.eval()
-        try:
+        with client.evaluating():
             return self._mask(client, batch, maps, head)
-        finally:
-            client.set_training()
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the loss of embeddings with muted entries (vector form)."""

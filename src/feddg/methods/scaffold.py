@@ -103,6 +103,12 @@ class Scaffold(Method):
                 "scaffold's control variates need one learning rate for all steps of a round: set "
                 "train.schedule_by to round"
             )
+        for gate in ("gate", "instance_gate"):  # copa's and fedig's
+            if getattr(self.settings, gate, None) is not None:
+                raise ExperimentError(
+                    "scaffold's control variates need one learning rate for all parameters, and "
+                    f"gates have another: set method.{gate} to none"
+                )
         if train.select_every:
             raise ExperimentError(
                 "scaffold's control variates follow from all of a client's steps, and "

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import cache, cached_property
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -18,7 +17,7 @@ from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import WeightsError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, MethodSettings, others_have_setup
-from feddg.settings import ExperimentSettings, Fraction
+from feddg.settings import ExperimentSettings, FixedPath, Fraction
 from feddg.styles.codec import CODECS, Codec, NormalizedCodec, adain, load_codec, transfer
 from feddg.styles.ranges import noised_range, style_range
 from feddg.styles.statistics import FeatureMoments, measure, private_style
@@ -37,10 +36,10 @@ class StyleSettings(MethodSettings):
         description="what measures styles and stylizes: compact, modulated, colors, or the "
         "papers' vgg19",
     )
-    encoder: Path | None = Field(
+    encoder: FixedPath | None = Field(
         None, description="encoder weights of the codec (vgg19 needs them)"
     )
-    decoder: Path | None = Field(
+    decoder: FixedPath | None = Field(
         None, description="decoder weights of the codec (vgg19 needs them)"
     )
     style_layer: Literal["output", "conv4_1_pre"] = Field(

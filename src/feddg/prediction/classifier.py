@@ -199,8 +199,10 @@ def load_classifier(
     """
     if Path(path).suffix.lower() != ".onnx":
         return RunClassifier(path, adapt, device, which, precision)
-    if precision == "bfloat16":
-        raise RunError(f"{path} computes in float32; --precision is for run folders")
+    if device not in ("auto", "cpu") or precision not in ("auto", "float32"):
+        raise RunError(
+            f"{path} computes on the CPU in float32; --device and --precision are for run folders"
+        )
     if adapt is not None or which is not None:
         raise RunError(f"{path} holds one model as it is; --adapt and --which are for run folders")
     return OnnxClassifier(Path(path))

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from feddg.errors import RunError
 from feddg.options import (
     JsonOption,
     ModelArgument,
@@ -133,10 +134,13 @@ def export(
 
     A model card stands beside it.
     """
-    from feddg.prediction.export import export_run, one_format, save_model
+    from feddg.prediction.export import export_run, save_model
 
     named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors), ("hub", hub)]
-    format, path = one_format(named)
+    targets: list[Any] = [(format, path) for format, path in named if path is not None]
+    if len(targets) != 1:
+        raise RunError("name one: --onnx FILE, --torch FILE, --safetensors FILE or --hub FOLDER")
+    ((format, path),) = targets
     if format == "hub":
         done = save_model(run, path, **options)
     else:
@@ -161,7 +165,9 @@ def export(
     prevalence=BETWEEN_0_AND_1,
 )
 @options_of(
-    "feddg.prediction.evaluate:evaluate_run", "which batch_size personal", batch_size=AT_LEAST_1
+    "feddg.prediction.evaluate:evaluate_run",
+    "which batch_size device personal",
+    batch_size=AT_LEAST_1,
 )
 def evaluate(
     options: dict[str, Any],

@@ -15,10 +15,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from feddg.evaluation.accuracy import FLAT
+from feddg.evaluation.accuracy import energy_threshold
 from feddg.evaluation.calibration import Estimate, quantile, within
 from feddg.models.closed_form import extended, solved
-from feddg.records import Row
+from feddg.records import Row, Unbounded
 from feddg.rng import numpy_stream
 
 REACH: Final = 0.05
@@ -52,8 +52,7 @@ class Outputs:
     @property
     def energy(self) -> numpy.ndarray:
         """The free energy of each, ``(n,)``: see :func:`feddg.evaluation.accuracy.energy`."""
-        total = _log_sum(self.logits)
-        return -total
+        return -_log_sum(self.logits)
 
     def confidence(self, temperature: float) -> numpy.ndarray:
         """Returns the largest probability of each, ``(n,)``."""
@@ -72,16 +71,16 @@ class Reference(Row):
         confidence: the mean, after the temperature.
         confidence_threshold: as many images are below it as the model gets wrong.
         agreement: the mean; None if there are no other models.
-        unlike: the energy that 5 % of images exceed.
+        unlike: the energy that 5 % of images exceed; infinite if it is always the same.
     """
 
     images: int
     accuracy: float
     temperature: float
     confidence: float
-    confidence_threshold: float
+    confidence_threshold: Unbounded
     agreement: float | None
-    unlike: float
+    unlike: Unbounded
 
     @classmethod
     def of(cls, outputs: Outputs, labels: numpy.ndarray) -> "Reference":
@@ -96,9 +95,7 @@ class Reference(Row):
             confidence=confidence.mean(),
             confidence_threshold=_passed_by_all_but(wrong, confidence),
             agreement=None if outputs.agreement is None else outputs.agreement.mean(),
-            unlike=numpy.quantile(outputs.energy, INSIDE)
-            if numpy.ptp(outputs.energy) >= FLAT
-            else math.inf,
+            unlike=energy_threshold(torch.from_numpy(outputs.energy), INSIDE),
         )
 
 

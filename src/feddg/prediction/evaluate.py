@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -60,6 +60,7 @@ def evaluate_run(
     batch_size: int = 64,
     personal: bool = False,
     which: str | None = None,
+    device: str | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Adaptations:
@@ -74,18 +75,22 @@ def evaluate_run(
         personal: whether to evaluate each client's domain also with the client's own statistics.
         which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
             own.
+        device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: folder of decoded pixels; the user's cache by default.
         progress: called with the progress of decoding.
 
     Raises:
-        AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
+        AdaptationError: an adaptation asked for by name is unknown or does not suit the model, or
+            ``personal`` and no client keeps normalisation of its own.
         RunError: the folder has no model, or none by that rule, or the images have changed since
             the run.
     """
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
     for spelling in wanted:
         read(spelling)
-    path, trained, cache = _opened(folder, which, cache)
+    path, trained, cache = _opened(folder, which, device, cache)
+    if personal:
+        trained.predictor(ClientEnsemble.name)  # refuses clients that keep no normalisation
     key = (trained.round, batch_size, trained.which)
     earlier = (row for row in read_adapted(path) if row.key[1:] == key)
     measured = grouped((row.adaptation, row) for row in earlier)
@@ -139,6 +144,7 @@ def decide_run(
     prevalence: float | None = None,
     which: str | None = None,
     batch_size: int | None = None,
+    device: str | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Details:
@@ -156,6 +162,7 @@ def decide_run(
             experiment says for this class, else that of the images.
         which: the selection rule of the model, as in :func:`feddg.load_model`.
         batch_size: images per batch; the experiment's by default.
+        device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: folder of decoded pixels; the user's cache by default.
         progress: called with the progress.
 
@@ -164,7 +171,7 @@ def decide_run(
             ``specificity`` and ``sensitivity`` are both given.
         RunError: the folder has no model, or the images have changed since the run.
     """
-    path, trained, cache = _opened(folder, which, cache)
+    path, trained, cache = _opened(folder, which, device, cache)
     own = trained.experiment.evaluate
     values = (decision or own.decision, specificity, sensitivity, prevalence)
     given = {name: v for name, v in zip(OF_DECISION, values) if v is not None}
@@ -191,12 +198,15 @@ evaluate, decide = with_page(evaluate_run), with_page(decide_run)
 
 
 def _opened(
-    folder: Path | str, which: str | None, cache: Path | None
+    folder: Path | str, which: str | None, device: str | None, cache: Path | None
 ) -> tuple[Path, Trained, Path]:
     """Returns a run's folder and model, with images as they were, and the folder of the cache."""
     path, cache = Path(folder), cache_folder(cache)
     require_run(path)
     trained = load_trained(path, which=which)
+    if device is not None:
+        own = trained.experiment.model_copy(update={"device": device})
+        trained = replace(trained, experiment=own)
     check_images(path, trained.experiment, cache)
     return path, trained, cache
 
@@ -262,6 +272,7 @@ def write_image_results(
     *,
     which: str | None = None,
     batch_size: int | None = None,
+    device: str | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Path:
@@ -276,6 +287,7 @@ def write_image_results(
         which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
             own.
         batch_size: images per batch; the experiment's by default.
+        device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: folder of decoded pixels; the user's cache by default.
         progress: called with the progress of decoding.
 
@@ -287,7 +299,7 @@ def write_image_results(
         DataError: PyArrow is not installed.
     """
     arrow = parquet("leave out --predictions")
-    path, trained, cache = _opened(folder, which, cache)
+    path, trained, cache = _opened(folder, which, device, cache)
     evaluation, images = _evaluation(trained, batch_size, cache, progress)
     contents = ImagesFile.read(path / IMAGES) or images.contents
     about = {
@@ -297,7 +309,9 @@ def write_image_results(
         "rendered": contents.rendered if contents is not None else "",
     }
     names = trained.class_names
-    schema = _schema(arrow, names, about)
+    fields = [(name, arrow.string()) for name in _TEXTS]
+    fields += [(f"probability: {name}", arrow.float32()) for name in names]
+    schema = arrow.schema(fields, metadata={_ABOUT: json.dumps(about).encode()})
     hashes = {} if contents is None else contents.contents()
 
     def write(aside: Path) -> None:
@@ -320,11 +334,7 @@ def write_image_results(
                     [names[label] for label in logits.argmax(1).tolist()],
                     *shares.T,
                 ]
-                writer.write_table(
-                    arrow.table(
-                        [arrow.array(c, f.type) for c, f in zip(columns, schema)], schema=schema
-                    )
-                )
+                writer.write_table(arrow.table(dict(zip(schema.names, columns)), schema=schema))
 
     out = results_file(path, which)
     with file_faults(RunError, f"cannot write {out}"):
@@ -348,9 +358,3 @@ def write_missing_results(
             write_image_results(folder, cache=cache)
         except FeddgError as error:
             yield warning("no-results-by-image", f"No results by image: {error}")
-
-
-def _schema(arrow: Any, class_names: tuple[str, ...], about: Mapping[str, Any]) -> Any:
-    texts = [(name, arrow.string()) for name in _TEXTS]
-    shares = [(f"probability: {name}", arrow.float32()) for name in class_names]
-    return arrow.schema([*texts, *shares], metadata={_ABOUT: json.dumps(about).encode()})

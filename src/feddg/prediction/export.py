@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +35,12 @@ from feddg.prediction.shared import (
     SharedModel,
     is_shared,
     network_config,
+    read_shared,
 )
 from feddg.rng import stream
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.reading import require_run
-from feddg.storage import digest, file_faults, replace_file, replace_text
+from feddg.storage import digest, file_faults, replace_file, replace_text, set_aside
 
 REAL_IMAGES = 128
 MODEL_CARD = "model_card.md"
@@ -212,11 +212,14 @@ def save_model(
         raise AdaptationError("a shared folder has no adaptation; pass --adapt when you use it")
     if is_shared(Path(run)):
         raise RunError(f"{run} is a folder of `feddg export --hub` already")
+    require_run(Path(run))
     card = folder / "README.md"
     if folder.exists() and not (
         folder.is_dir() and (is_shared(folder) or not any(folder.iterdir()))
     ):
         raise RunError(f"{folder} holds something else; name a new folder")
+    if is_shared(folder):
+        read_shared(folder)  # refuses another program's
     _check_card(card)
     trained = load_trained(run, which=which)
     about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
@@ -237,23 +240,9 @@ def save_model(
 def _write_card(card: Path, text: str) -> None:
     """Writes a card. People edit cards: one that says something else is renamed."""
     if card.is_file() and card.read_text("utf-8") != text:
-        former = card.with_suffix(f".former{card.suffix}")
-        with file_faults(RunError, f"cannot rename {card}"):
-            card.replace(former)
+        former = set_aside(card)
         warn("former-card", f"{card} said something else, and is {former.name} now.")
     replace_text(card, text)
-
-
-def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[Any, Path]:
-    """Returns the one requested format and its file or folder.
-
-    Raises:
-        RunError: none or several were requested.
-    """
-    targets = [(format, path) for format, path in chosen if path is not None]
-    if len(targets) != 1:
-        raise RunError("name one: --onnx FILE, --torch FILE, --safetensors FILE or --hub FOLDER")
-    return targets[0]
 
 
 def ensure_card(run: Path) -> Path | None:

@@ -227,7 +227,7 @@ def predict(
         AdaptationError: the adaptation is unknown, or does not suit the model.
         DataError: a name does not exist, or there is no image.
     """
-    named = [images] if isinstance(images, str | Path) else images
+    named = [images] if isinstance(images, str | Path) else list(images)
     count_files(named)
     classifier = load_classifier(run, adapt, device, which)
     emit(*classifier.diagnostics)
@@ -467,6 +467,10 @@ def predict_files(
     """
     check_suffix(out)
     check_page(html, out)
+    images = list(images)
+    named = {Path(name).resolve() for name in images}
+    if taken := named & {place.resolve() for place in (out, html) if place is not None}:
+        raise DataError(f"{min(taken)} is to be predicted; name another file to write")
     total = count_files(images)
     classifier = load_classifier(run, adapt, device, which, precision)
     refuse_doubtful(classifier.diagnostics, strict)

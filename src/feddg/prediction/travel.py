@@ -349,7 +349,7 @@ def _sites(
     splits, table = images.splits, images.table
     domains = table.domains[numpy.concatenate([splits.train, splits.id_val])]
     several = len(numpy.unique(domains[: len(splits.train)])) > 1
-    if several or trained.experiment.clients.partition != REAL_CLIENTS:
+    if several or trained.experiment.clients.partition not in REAL_CLIENTS:
         return "domain", list(table.domain_names), domains
     place = {row: number for number, row in enumerate(splits.id_val.tolist())}
     validation = numpy.full(len(splits.id_val), -1)

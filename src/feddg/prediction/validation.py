@@ -255,7 +255,10 @@ def _domain(
         unlike += answer.unlike_training is True
     if not confusion.any():
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
-    released = release(confusion, hide_below)
+    # A cell that counts tiles holds at least this many files.
+    tiles = int(numpy.bincount(files).max()) if hide_below > 1 else 1
+    least = hide_below * tiles
+    released = release(confusion, least)
     accuracy = None if released.correct is None else released.correct / released.total
     independent = effective_number(numpy.array(right), numpy.array(files))  # tiles are not
     interval = None if accuracy is None else wilson(accuracy, independent)[1:]
@@ -272,7 +275,8 @@ def _domain(
         metrics=measure(Predictions(confusion)) if whole else {},
         mean_confidence=round(confidence / released.total, 4),
         unlike_training=None
-        if classifier.threshold is None or _is_small(unlike, released.total, hide_below)
+        if classifier.threshold is None
+        or any(0 < part < least for part in (unlike, released.total - unlike))
         else unlike,
     )
 
@@ -291,7 +295,3 @@ def _answers(
     for file, (label, predictions) in enumerate(zip(labels, answers)):
         for prediction in predictions:
             yield file, label, prediction
-
-
-def _is_small(count: int, total: int, smallest: int) -> bool:
-    return any(0 < part < smallest for part in (count, total - count))

@@ -184,6 +184,11 @@ def build_defences(settings: ExperimentSettings, method: Method, network: nn.Mod
             "a sum by numbers of images: leave one of them out, or clip (privacy.clipping), which "
             "counts clients alike"
         )
+    if settings.server.min_updates > 1 and privacy.sampling == "secret":
+        raise ExperimentError(
+            "server.min_updates and privacy.sampling: secret exclude each other: a round that is "
+            "repeated for too few would tell who was drawn; leave one out"
+        )
     return Defences(defences, weight_names(method, network))
 
 

@@ -12,7 +12,7 @@ import torch
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic, note
-from feddg.errors import ClientError, ExperimentError
+from feddg.errors import BudgetSpent, ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, State
 from feddg.privacy.accounting import (
@@ -369,6 +369,8 @@ class NoisedRecords(_Charged):
         assert settings.record_epsilon is not None
         once = gaussian_noise(settings.record_epsilon, settings.delta)
         needed = rounded_up(once * math.sqrt(schedule.most * epochs))
+        least = gaussian_epsilon(MOST_NOISE / math.sqrt(schedule.most * epochs), settings.delta)
+        require_bearable("record_epsilon", settings.record_epsilon, needed, least)
         self.record_noise = RecordNoise(needed, settings.record_norm)
 
     @property
@@ -459,4 +461,10 @@ class NoisedStyles(_Charged):
         chosen, noise = self.settings, self.style_noise.multiplier
         where, unit = "client", chosen.style_unit
         release = Release("statistics", 0, clients, noise, unit, where)  # type: ignore[arg-type]
-        self.account.charge(release, chosen.delta, chosen.style_epsilon)
+        try:
+            self.account.charge(release, chosen.delta, chosen.style_epsilon)
+        except BudgetSpent as error:
+            raise BudgetSpent(
+                f"{error}: an earlier try sent its noised styles and ended before round 1 was "
+                "saved. Begin a run with another seed; both have cost, and epsilons add up"
+            ) from None

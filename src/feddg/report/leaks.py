@@ -39,7 +39,6 @@ OWN_NAMES = {
     "sums": "sums over its features, which the classifier is solved from",
 }
 LOGS = ("terms/", "examples", "images", "seconds")
-MOST_KINDS = 12
 CHANCE = 0.5
 TOO_WIDE = 0.3
 """Intervals of ranks or AUC wider than this allow no conclusion."""
@@ -116,17 +115,21 @@ def _entries(ledger: LedgerRecord) -> list[_Entry]:
             entry = entries.setdefault(key, _Entry(*key, passed_on=key in passed_on))
             entry.numbers = max(entry.numbers, count)
             entry.sent[message.client] = entry.sent.get(message.client, 0) + 1
-    return list(entries.values())[:MOST_KINDS]
+    return list(entries.values())
 
 
 def _content(layout: LayoutRow) -> dict[str, int]:
     """Returns how many values each entry of a message holds, without log information."""
     counts: dict[str, int] = {}
+    names = {tensor.name for tensor in layout.tensors}
     for tensor in layout.tensors:
         name = tensor.name
+        prefix, _, entry = name.partition("/")
         if name.startswith("weights/"):
             kinds = {"statistics": STATISTICS, "sums": SUMS}
             name = next((kind for kind, ends in kinds.items() if name.endswith(ends)), WEIGHTS)
+        elif f"weights/{entry}" in names:  # one for each of the network's, as SCAFFOLD's
+            name = f"{prefix}/*"
         counts[name] = counts.get(name, 0) + math.prod(tensor.shape)
     if any(name == "examples" or not name.startswith(LOGS) for name in layout.scalars):
         counts[COUNTS] = len(layout.scalars)

@@ -44,14 +44,15 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def ensure_report(run: Path) -> Path:
-    """Writes a complete run's ``report.html`` and ``model_card.md`` if they do not exist.
+    """Writes a run's ``report.html``, and a complete one's ``model_card.md``, if missing.
 
     Returns:
         The path of ``report.html``.
     """
     from feddg.prediction.export import ensure_card
 
-    ensure_card(run)
+    if read_run(run).status == "completed":
+        ensure_card(run)
     page = run / "report.html"
     return page if page.is_file() else write_report([run], page)
 
@@ -123,12 +124,13 @@ def write_between_marks(path: Path, page: Page) -> None:
     new = f"# {page.title}\n\n{BEGIN}\n{END}\n"
     text = read_text(path, errors="strict") if path.exists() else new
     try:
-        write_file(path, between_marks(text, tables_of(page).strip()))
+        whole = between_marks(text, tables_of(page).strip())
     except RunError as error:
         raise RunError(
             f"{path} is there already and is not overwritten: {error}. Put them in for the tables, "
             "or name another file with --out"
         ) from None
+    write_file(path, whole)
 
 
 def between_marks(text: str, made: str, begin: str = BEGIN, end: str = END) -> str:

@@ -198,6 +198,8 @@ def model_sentence(run: Run) -> str:
 def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
     if run.accuracy is None:
+        if run.table and not run.held_out(TEST):
+            return "No domain is held out for testing; the tables show the other images."
         return "The held-out test domain has not been evaluated yet."
     at = split_accuracy(run.result, whole=run.table)
     return sentence(

@@ -16,7 +16,15 @@ from feddg.data.sets import features
 from feddg.data.splits import ROLES
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
-from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
+from feddg.experiment import (
+    Experiment,
+    Origin,
+    chosen_preset,
+    expand,
+    explain,
+    load_experiment,
+    read_fields,
+)
 from feddg.federation.federation import build
 from feddg.models.backbones import require_weights
 from feddg.privacy.building import build_defences
@@ -90,7 +98,7 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     if data.root is not None and not data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
     written = experiment.given
-    named = written.get("preset") or {"weights", "backbone"} & {*written.get("model", {})}
+    named = chosen_preset(written) or {"weights", "backbone"} & {*written.get("model", {})}
     if not named and not _can_be_had(experiment.model):
         written = merge(written, {"model": {"weights": None}})
         experiment = Experiment(**written)
@@ -126,7 +134,7 @@ class Forecast:
         splits: number of images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
         clients: number of training images per client, domain and class.
         pixel_bytes: size of all images that are decoded from files.
-        weights: number of the network's parameters and buffers.
+        weights: number of the network's parameters.
         weight_bytes: bytes of the network, its gradients and optimizer state.
         diagnostics: notes on what the defences guarantee.
     """
@@ -139,15 +147,19 @@ class Forecast:
     diagnostics: Sequence[Diagnostic] = ()
 
 
-def forecast(experiment: Experiment) -> Forecast:
+def forecast(experiment: Experiment, cache: Path | None = None) -> Forecast:
     """Partitions the experiment's images over clients; nothing is decoded or trained.
 
     Unusable files are counted too, because they are found only on decoding.
 
+    Args:
+        experiment: the experiment.
+        cache: folder of content hashes; the user's cache by default.
+
     Raises:
         FeddgError: the experiment cannot be run.
     """
-    loaded = load_undecoded(experiment, cache_folder())
+    loaded = load_undecoded(experiment, cache_folder(cache))
     table, size = loaded.table, experiment.data.image_size
     images = deal(experiment, loaded)
     diagnostics = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]

@@ -78,7 +78,7 @@ class WiseFT:
             share = float(self._settings.wise_ft)
         weights = wise_ft(start, end, share, local)
         self._models.keep(WISE_FT, f"{WISE_FT}.safetensors", weights)
-        self._models.drop(START)
+        self._models.files.pop(START, None)  # not in the next checkpoint
         content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
         self._folder.replace(f"{MODELS}/wise_ft.json", json.dumps(content, indent=1) + "\n")
         log.info("WiSE-FT: %g of the averaged weights", share)

@@ -18,7 +18,7 @@ from feddg.evaluation.accuracy import Evaluation, Outputs, about_support, energy
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
-from feddg.methods.base import Forgets, Round, RoundHook, State, has_global_model
+from feddg.methods.base import Forgets, Round, RoundHook, State, has_global_model, title_of
 from feddg.methods.composition import build_method
 from feddg.models.precision import as_usual
 from feddg.models.trained import fingerprint
@@ -265,6 +265,7 @@ def carry_out(
         folder.keep_experiment(experiment)
         complete = is_complete(path)
         if not complete:
+            (path / "report.html").unlink(missing_ok=True)  # of an earlier state
             work = partial(_run, experiment, folder, cache_folder(cache), prepare, snapshots)
             try:
                 require_installed(experiment)
@@ -328,14 +329,25 @@ def forget(
             f"the sums of single clients of {path} are masked, noised or changed by a defence, so "
             f"that none can be taken out. {begin_again}"
         )
+    if experiment.server.wise_ft != "none":
+        raise RunError(
+            f"the model of {path} is mixed with the weights it began with (server.wise_ft), and "
+            f"cannot forget. {begin_again}"
+        )
     if prepare is in_process:
         check_images(path, experiment, cache)
     others = [id for id in taken_part if id != client]
     with RunFolder(path) as opened:
         opened.keep_experiment(experiment)
         work = partial(_run, experiment, opened, cache_folder(cache), prepare, ())
-        _execute(opened, observer or Observer(), partial(work, forget=(client, others)))
-        opened.remove_derived()
+        before = (path / SUMMARY).read_bytes()
+        try:
+            _execute(opened, observer or Observer(), partial(work, forget=(client, others)))
+        finally:
+            if client in read_run(path).forgotten:
+                opened.remove_derived()
+            else:  # the run is as complete as before
+                opened.replace(SUMMARY, before)
     return Run(path)
 
 
@@ -428,7 +440,8 @@ def _run(
     for diagnostic in defences.diagnostics:
         observer.diagnostic(diagnostic)
     observer.optional |= {name: made(folder.path) for name, made in chosen_trackers().items()}
-    observer.start(experiment, done + 1)
+    # With the number of clients that the images say.
+    observer.start(experiment.model_copy(update={"clients": federation.settings.clients}), done + 1)
     wise_ft = None
     if experiment.server.wise_ft != "none":
         wise_ft = WiseFT(federation, folder, models)
@@ -463,6 +476,14 @@ def _last_figures(
     """Writes the results about the final model, from its outputs if it was just evaluated."""
     evaluation, settings = federation.evaluation, federation.settings
     assert evaluation is not None
+    if not has_global_model(federation.method, federation.network):
+        if evaluation.decision is not None or evaluation.subgroups:
+            warn(
+                "no-shared-model",
+                f"{title_of(federation.method.name)} has a model for each client and none that all "
+                "share: nothing is told by decision or subgroup.",
+            )
+        return
     weights = models.read(WISE_FT) if WISE_FT in models.files else federation.weights
     model = federation.predictor(weights)
     if not outputs:
@@ -480,7 +501,7 @@ def _last_figures(
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))
-    if settings.evaluate.pictures and has_global_model(federation.method, federation.network):
+    if settings.evaluate.pictures:
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
             draw_unseen(figures, evaluation, logits, classes, settings.seed)

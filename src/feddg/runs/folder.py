@@ -46,6 +46,7 @@ from feddg.storage import (
     private_folder,
     replace_bytes,
     replace_file,
+    set_aside,
     sweep_asides,
     why,
 )
@@ -376,8 +377,7 @@ class RunFolder:
                 with file_faults(RunError, f"Cannot delete {file}"):
                     file.unlink()
         for card in self.path.glob("model_card.md"):
-            with file_faults(RunError, f"Cannot rename {card}"):
-                card.replace(self.path / "model_card.former.md")
+            set_aside(card)
 
     def finish_writing(self) -> None:
         """Waits until the last checkpoint is written; raises the error if that failed."""
@@ -582,10 +582,6 @@ class KeptModels:
         self._folder.finish_writing()
         folder = self._folder.path
         return read_tensors(folder, read_index(folder), f"{MODELS}/{self.files[name]}")
-
-    def drop(self, name: str) -> None:
-        """Removes a model from the next checkpoint."""
-        self.files.pop(name, None)
 
 
 def drop_weights(folder: Path) -> None:

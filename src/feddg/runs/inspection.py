@@ -185,7 +185,7 @@ def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
         kinds = ", ".join(f"{mode} {count}" for mode, count in row["modes"].items())
         values = f"{row['low']:g} to {row['high']:g}"
         bits = str(row["bits"]) if row["bits"] else "float"
-        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{row['mean']:.1f}")
+        table.add_row(escape(domain), ", ".join(sizes), kinds, bits, values, f"{row['mean']:.1f}")
     console.print(table)
 
 

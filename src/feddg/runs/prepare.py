@@ -19,7 +19,7 @@ import torch
 
 from feddg.clients.client import Examples, Worker, batches_of_pass, steps_of_round
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
-from feddg.data.decoding import Reading, whole_images
+from feddg.data.decoding import Reading, cut, quiet_pillow, whole_images
 from feddg.data.fingerprint import (
     ContentHashes,
     ImagesFile,
@@ -67,7 +67,7 @@ from feddg.methods.composition import build_method, method_class
 from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import DataSettings, EvaluateSettings, without_effect
+from feddg.settings import IMAGENET, DataSettings, EvaluateSettings, without_effect
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
@@ -105,7 +105,10 @@ def named_files(experiment: Experiment) -> dict[str, str]:
 
     Missing or unreadable files are left out; the code that needs them reports them.
     """
-    return methods_files(experiment) | _of_files({"data.split_file": experiment.data.split_file})
+    weights = experiment.model.weights
+    named = {"data.split_file": experiment.data.split_file}
+    named["model.weights"] = None if weights in (None, IMAGENET) else Path(str(weights))
+    return methods_files(experiment) | _of_files(named)
 
 
 def methods_files(experiment: Experiment) -> dict[str, str]:
@@ -144,7 +147,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     pixels = ArrayPixels(numpy.empty((0, data.image_size, data.image_size, 3), numpy.uint8))
     loaded = Loaded(table, pixels, [], contents, {}, Survey({}, {}), Reading.of(data))
     if root is None:
-        return loaded
+        return _with_tiles(loaded, data)
     cells = list(zip(table.labels.tolist(), table.domains.tolist()))
     unusable = {
         row
@@ -152,11 +155,17 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
         if len({cells[row] for row in rows}) > 1 and not is_readable(root / table.paths[rows[0]])
         for row in rows
     }
-    if not unusable:
-        return loaded
     rest = table.take([row for row in range(len(table)) if row not in unusable])
     bad = [BadImageRow(path=table.paths[row], reason="cannot be read") for row in sorted(unusable)]
-    return loaded._replace(table=rest, bad=bad)
+    return _with_tiles(loaded._replace(table=rest, bad=bad), data)
+
+
+def _with_tiles(loaded: Loaded, data: DataSettings) -> Loaded:
+    """Returns images with a row for every tile, if they are cut."""
+    if data.tile is None or loaded.table.root is None:
+        return loaded
+    with quiet_pillow(tiled=True):
+        return loaded._replace(table=cut(loaded.table, data.tile))
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -578,28 +587,41 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
         ExperimentError: the class to decide about is unknown, or nothing can choose its threshold.
     """
     rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
-    table, decision = images.table, decision_of(experiment.evaluate, images.table.class_names)
+    decision = decision_of(experiment.evaluate, images.table.class_names)
     if decision is not None and not len(images.splits.id_val):
         raise ExperimentError(
             "evaluate.decision chooses its threshold on in-domain validation images, and there are "
             "none here; set data.id_val above 0"
         )
+    splits = {name: part for name, part in rows.items() if len(part)}
+    return evaluation_of(images.table, images.pixels, splits, experiment, worker, decision)
+
+
+def evaluation_of(
+    table: ImageTable,
+    pixels: PixelStore,
+    splits: Mapping[str, numpy.ndarray],
+    experiment: Experiment,
+    worker: Worker,
+    decision: Decision | None = None,
+) -> Evaluation:
+    """Returns the evaluation of a model on rows of a table, by split."""
     groups = None
     if table.groups is not None:
         groups = numpy.unique(table.groups, return_inverse=True)[1]
     elif experiment.data.tile is not None:
         groups = whole_images(table)[1]
     return Evaluation(
-        images.pixels,
-        {name: part for name, part in rows.items() if len(part)},
-        images.table.labels,
-        images.table.domains,
-        images.table.domain_names,
-        len(images.table.class_names),
+        pixels,
+        splits,
+        table.labels,
+        table.domains,
+        table.domain_names,
+        len(table.class_names),
         experiment.evaluate.batch_size,
         worker.device,
         worker.autocast,
-        images.table.paths,
+        table.paths,
         groups=groups,
         subgroups=table.subgroups,
         decision=decision,

@@ -49,11 +49,11 @@ class Tracker(Observer):
 class TensorBoard(Tracker):
     """Event files for ``tensorboard --logdir``, in the run's ``events`` folder."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """Opens a file."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder / "events"))
+        self._writer: Any = SummaryWriter(str(self.folder / "events"))
 
     def end(self, status: str) -> None:
         """Closes the file."""
@@ -69,19 +69,14 @@ class TensorBoard(Tracker):
 class WeightsAndBiases(Tracker):
     """A Weights & Biases run, offline in the run folder unless ``WANDB_MODE`` says otherwise."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        import wandb
-
-        self._wandb: Any = wandb
-        self._run: Any = None
-
     def start(self, experiment: Experiment, first_round: int) -> None:
         """Opens the run; a continued one keeps its id."""
-        self._run = self._wandb.init(
+        import wandb
+
+        self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "feddg"),
             name=self.folder.name,
-            id=experiment.id,
+            id=self.folder.name.rpartition("-")[2],
             resume="allow",
             dir=str(self.folder),
             config=experiment.model_dump(mode="json"),

@@ -71,12 +71,11 @@ def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int
 
 
 @contextmanager
-def together(workers: int, cache: Path, launched: Channel | None = None) -> Iterator[Prepare]:
+def together(workers: int, launched: Channel | None = None) -> Iterator[Prepare]:
     """Yields the function that prepares a run with several processes.
 
     Args:
         workers: how many there are, this process one of them.
-        cache: folder for decoded pixels.
         launched: to the processes that are there already, see :func:`joined`.
 
     Raises:

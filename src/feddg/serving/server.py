@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import h11
 import uvicorn
@@ -195,7 +196,7 @@ def is_loopback(host: str) -> bool:
 def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
     """Returns the names that requests may use for a server."""
     names = () if host in ("0.0.0.0", "::") else (host,)
-    return {*LOOPBACK_NAMES, *names, *known_as}
+    return {*LOOPBACK_NAMES, *names, *(urlsplit(f"//{name}").hostname or name for name in known_as)}
 
 
 def _listen(host: str, port: int) -> socket.socket:
