@@ -43,7 +43,7 @@ def drawn(seed, images=60, classes=4):
     logits = random.normal(size=(images, classes)) * random.uniform(0.5, 4)
     labels = numpy.where(random.random(images) < 0.6, logits.argmax(1), random.integers(classes))
     agreement = random.integers(0, 5, images) / 4
-    return Outputs(logits, random.normal(size=(images, 3)), agreement), labels
+    return Outputs(logits, agreement), labels
 
 
 @settings(max_examples=30)
@@ -62,7 +62,7 @@ def test_on_the_validation_images_themselves_an_estimate_is_their_accuracy(seed)
 def test_estimates_are_shares_and_do_not_know_the_order_of_images(seed, other):
     reference, (outputs, _) = Reference.of(*drawn(seed)), drawn(other, 37)
     order = numpy_stream(seed, "order").permutation(37)
-    shuffled = Outputs(outputs.logits[order], outputs.features[order], outputs.agreement[order])
+    shuffled = Outputs(outputs.logits[order], outputs.agreement[order])
     found, again = Signals.of(reference, outputs), Signals.of(reference, shuffled)
     assert all(0 <= value <= 1 for value in found.estimates.values())
     assert found.estimates.keys() == ESTIMATORS.keys()
@@ -71,16 +71,16 @@ def test_estimates_are_shares_and_do_not_know_the_order_of_images(seed, other):
 
 def test_estimates_by_hand():
     logits = numpy.log(numpy.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6], [0.9, 0.1]]))
-    labels, features = numpy.array([0, 0, 1, 0, 1]), numpy.arange(10.0).reshape(5, 2)
+    labels = numpy.array([0, 0, 1, 0, 1])
     agreement = numpy.array([1, 1, 0.5, 0.5, 1])
-    reference = Reference.of(Outputs(logits, features, agreement), labels)
+    reference = Reference.of(Outputs(logits, agreement), labels)
     assert reference.accuracy == pytest.approx(3 / 5)
     # Two are wrong: ATC lets those pass that are at least as sure as the third least sure.
     at = reference.temperature
     sure = [max(p ** (1 / at), (1 - p) ** (1 / at)) / (p ** (1 / at) + (1 - p) ** (1 / at))
             for p in (0.9, 0.8, 0.7, 0.6, 0.9)]  # fmt: skip
     assert reference.confidence_threshold == pytest.approx(sorted(sure)[2])
-    new = Outputs(logits[[0, 3]], features[[0, 3]] + 1, agreement[[0, 3]])
+    new = Outputs(logits[[0, 3]], agreement[[0, 3]])
     found = Signals.of(reference, new)
     assert found.estimates["atc"] == 0.5
     assert found.estimates["confidence"] == pytest.approx((sure[0] + sure[3]) / 2)
@@ -161,7 +161,7 @@ def test_a_site_survives_its_file():
 def test_a_model_of_log_probabilities_that_is_always_wrong_survives_its_file():
     """As copa's and fedsr's: their energy is always 0, and nothing is unlike what they know."""
     logits = torch.randn(12, 3).double().log_softmax(1).numpy()
-    found = Reference.of(Outputs(logits, logits), (logits.argmax(1) + 1) % 3)
+    found = Reference.of(Outputs(logits), (logits.argmax(1) + 1) % 3)
     assert found.unlike == found.confidence_threshold == math.inf
     assert Reference.model_validate_json(found.model_dump_json()) == found
 
@@ -240,7 +240,7 @@ def test_a_span_by_hand():
 def test_signals_without_sites_call_nothing_foreign():
     maps, labels = pictures(0, 0, range(CLASSES), 50)
     outputs, truth = drawn(0)
-    seen = Outputs(outputs.logits[:50], outputs.features[:50], None, maps)
+    seen = Outputs(outputs.logits[:50], None, maps)
     one = Familiar.of(maps, numpy.zeros(50), labels)
     found = Signals.of(Reference.of(outputs, truth), seen, one)
     assert found.novelty is not None

@@ -151,18 +151,11 @@ def threshold_for(
     two scores, so that rounding moves no image across it.
 
     Args:
-        positive: ``(n,)`` bool, with and without the class.
+        positive: ``(n,)`` bool, with and without the class; there are some of both.
         scores: ``(n,)`` in [0, 1].
         specificity: the least share of the images without the class that are called negative.
         sensitivity: the least share of the images with the class that are called positive.
-
-    Raises:
-        ValueError: one side is empty, or not exactly one of the two is given.
     """
-    if (specificity is None) == (sensitivity is None):
-        raise ValueError("a threshold is for a specificity or for a sensitivity")
-    if positive.all() or not positive.any():
-        raise ValueError("a threshold needs images with and without the class")
     if specificity is not None:
         scored = numpy.sort(scores[~positive])
         last = scored[max(math.ceil(specificity * len(scored) - 1e-9), 1) - 1]

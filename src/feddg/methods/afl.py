@@ -47,7 +47,7 @@ from feddg.messages import (
     Weights,
     joined,
 )
-from feddg.methods.base import Ask, Method, MethodSettings, State, others_have_setup, register
+from feddg.methods.base import Ask, Method, MethodSettings, State, register
 from feddg.methods.baselines import Local
 from feddg.methods.domains import PenalisedLosses
 from feddg.models.network import Network
@@ -121,11 +121,6 @@ class WeighedByLoss(Method):
             images: ``(G,)`` the federation's images of each.
         """
         return weights
-
-    @property
-    def has_setup(self) -> bool:
-        """Whether clients send statistics: their domains, or those of another part."""
-        return _over_domains(self) or (others_have_setup(self, WeighedByLoss) and super().has_setup)
 
     def client_statistics(self, client: Client) -> Message | None:
         """Adds how many images of each domain the client has."""

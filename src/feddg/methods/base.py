@@ -210,7 +210,9 @@ class Method:
     @property
     def has_setup(self) -> bool:
         """Whether clients send statistics before round 1."""
-        return type(self).client_statistics is not Method.client_statistics
+        declared = [each for key, each in self.sends.items() if key.startswith("statistics/")]
+        own = type(self).client_statistics is not Method.client_statistics
+        return own and (not declared or any(schema.sent_by(self) for schema in declared))
 
     # At a client, every round
 
@@ -532,13 +534,6 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
         and name not in module._non_persistent_buffers_set
         and method.is_local(name, module)
     }
-
-
-def others_have_setup(method: Method, part: type[Method]) -> bool:
-    """Returns whether clients send statistics for another part of a composition than ``part``."""
-    parts = type(method).__mro__
-    others = [c for c in parts if not issubclass(part, c) and not issubclass(c, part)]
-    return any("client_statistics" in vars(other) for other in others)
 
 
 def has_global_model(method: Method, network: nn.Module) -> bool:

@@ -56,8 +56,6 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "sends": _merged(part.sends for part in parts),
         "noises": frozenset[str]().union(*(part.noises for part in parts)),
         "any_task": not any(map(works_on_embeddings, parts)),
-        "moves_pixels": any(part.moves_pixels for part in parts),
-        "needs_images": any(part.needs_images for part in parts),
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)

@@ -16,7 +16,7 @@ from feddg.data.augment import apply, draw
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import WeightsError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined
-from feddg.methods.base import Method, MethodSettings, others_have_setup
+from feddg.methods.base import Method, MethodSettings
 from feddg.settings import ExperimentSettings, FixedPath, Fraction
 from feddg.styles.codec import CODECS, Codec, NormalizedCodec, adain, load_codec, transfer
 from feddg.styles.ranges import noised_range, style_range
@@ -294,11 +294,6 @@ class OneStyleEach(StyleExchange, Method):
     def exchanges(self) -> bool:
         """Whether these settings use styles at all."""
         return True
-
-    @property
-    def has_setup(self) -> bool:
-        """Whether clients send statistics: styles, or those of another part of a composition."""
-        return self.exchanges or others_have_setup(self, OneStyleEach)
 
     def client_statistics(self, client: Client) -> Message:
         """Returns the client's style, added to the statistics of other parts of a composition."""

@@ -179,45 +179,14 @@ class MeanOverHeads(nn.Module):
         self.network, self.heads = network, heads
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns log-probabilities ``(B, classes)``."""
-        if not self.heads.trained.any():
-            logits: Tensor = self.network(images)
-            return logits.float().log_softmax(-1)
-        return self.traceable()(images)
-
-    def traceable(self) -> nn.Module:
-        """Returns the same predictor without a branch, for export as a graph; shares weights."""
-        trained = self.heads.trained
-        if not trained.any():
-            return nn.Sequential(self.network, nn.LogSoftmax(-1))
-        weight, bias = self.heads.weight[trained], self.heads.bias[trained]
-        return MeanOverAllHeads(self.network, weight, bias)
-
-
-class MeanOverAllHeads(nn.Module):
-    """Predicts with the mean softmax of all given heads; returns its logarithm.
-
-    Args:
-        network: computes the embeddings.
-        weight: ``(heads, classes, d)``.
-        bias: ``(heads, classes)``.
-    """
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(self, network: Network, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Returns log-probabilities ``(B, classes)``."""
-        embeddings = self.network.features(images)
-        logits = torch.einsum("bd,hcd->hbc", embeddings, self.weight) + self.bias[:, None]
-        shares = logits.float().log_softmax(-1)
-        return shares.logsumexp(0) - math.log(len(self.weight))
+        """Returns log-probabilities ``(B, classes)``; no branch, so that a graph can hold it."""
+        network, heads = self.network, self.heads
+        embeddings = network.features(images)
+        logits = torch.einsum("bd,hcd->hbc", embeddings, heads.weight) + heads.bias[:, None]
+        logits = torch.cat([logits, network.classifier(embeddings)[None]]).float()
+        counts = torch.cat([heads.trained, ~heads.trained.any(0, keepdim=True)])
+        shares = logits.log_softmax(-1).masked_fill(~counts[:, None, None], -torch.inf)
+        return shares.logsumexp(0) - counts.sum().log()
 
 
 class GaussianEmbedding(nn.Module):

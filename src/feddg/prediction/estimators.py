@@ -33,14 +33,12 @@ class Outputs:
 
     Attributes:
         logits: ``(n, classes)`` float64.
-        features: ``(n, d)``, the input of its classifier.
         agreement: ``(n,)``, the share of other sites' models that predict the same class; None if
             there are no such models.
         maps: ``(n, m)``, see :func:`moments`; None if not computed.
     """
 
     logits: numpy.ndarray
-    features: numpy.ndarray
     agreement: numpy.ndarray | None = None
     maps: numpy.ndarray | None = None
 
@@ -444,9 +442,7 @@ def outputs_of(part: Part, head: Head, others: Sequence[Head]) -> Outputs:
     features = part.features.double()
     logits = features @ head[0].T + head[1]
     agreement = agreement_with(logits.argmax(1), features, others)
-    return Outputs(
-        logits.numpy(), features.numpy(), None if agreement is None else agreement.numpy()
-    )
+    return Outputs(logits.numpy(), None if agreement is None else agreement.numpy())
 
 
 def left_out_sites(

@@ -175,9 +175,6 @@ class DeployedClassifier(nn.Module):
 def deployed(model: nn.Module) -> DeployedClassifier:
     """Returns a copy of a predictor, ready for tracing on a CPU.
 
-    A graph cannot branch on weights: a predictor that does has a method ``traceable`` that returns
-    the same predictor without branches.
-
     Raises:
         AdaptationError: it remembers images, which a graph cannot do.
     """
@@ -186,8 +183,7 @@ def deployed(model: nn.Module) -> DeployedClassifier:
             f"{model.name} cannot be exported: it remembers the images it has seen "
             f"({model.changes}), and a graph keeps no state; use it with `feddg predict --adapt`"
         )
-    traceable = getattr(model, "traceable", None)
-    network = copy.deepcopy(traceable() if traceable else model).cpu().eval()
+    network = copy.deepcopy(model).cpu().eval()
     use_plain_convolutions(network)
     return DeployedClassifier(network).eval().requires_grad_(False)
 

@@ -144,7 +144,7 @@ class Recorder(RunClassifier):
         super().__init__(run, None, device, which)
         self.others: Sequence[Head] = ()
         self.familiar: Familiar | None = None
-        self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
+        self._seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._middle: Tensor | None = None
         watch_middle(self.trained.network, self._look)
 
@@ -165,9 +165,8 @@ class Recorder(RunClassifier):
             logits: Tensor = outputs.float().cpu()
         if not bool(logits.isfinite().all()):
             raise DataError(NOT_FINITE.format("some images"))
-        features = features.cpu()
-        agreement = agreement_with(logits.argmax(1), features.double(), self.others)
-        self._seen.append((logits, features, middle.cpu(), agreement))
+        agreement = agreement_with(logits.argmax(1), features.cpu().double(), self.others)
+        self._seen.append((logits, middle.cpu(), agreement))
         return logits
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -183,11 +182,10 @@ class Recorder(RunClassifier):
         """
         if not self._seen:
             raise DataError("no image can be used")
-        logits, features, maps, agreement = zip(*self._seen)
+        logits, maps, agreement = zip(*self._seen)
         self._seen = []
         return Outputs(
             torch.cat(logits).double().numpy(),
-            torch.cat(features).numpy(),
             None if agreement[0] is None else torch.cat(agreement).numpy(),
             torch.cat(maps).numpy(),
         )

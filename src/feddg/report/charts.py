@@ -1,6 +1,7 @@
 """All interactive charts, of one or several runs: plotly's traces and layouts."""
 
 import html
+import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -63,18 +64,8 @@ ACCURACY: Final = "held-out test accuracy (%)"
 
 def chart_of(traces: Sequence[Trace], height: int, caption: str, **layout: Any) -> Chart:
     """Returns a chart of plotly traces with the page's template, which is in ``page.js``."""
-    return Chart(_plain({"data": traces, "layout": layout}), height, caption)
-
-
-def _plain(value: Any) -> Any:
-    """Returns what JSON holds: arrays and tuples as lists, numbers that are none as null."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    text = json.dumps({"data": traces, "layout": layout}, default=lambda array: array.tolist())
+    return Chart(json.loads(text, parse_constant=lambda not_finite: None), height, caption)
 
 
 def line_chart(lines: Sequence[Trace], caption: str, x: Axis, y: Axis, **layout: Any) -> Chart:
@@ -101,19 +92,6 @@ def line_of(
         "marker": {"size": 6},
         "line": {"color": colour, "width": width} | ({"dash": dash} if dash else {}),
         "hovertemplate": "%{y:.1f} %" if scale == 100 else "%{y:.4g}",
-    }
-
-
-def markers_of(places: Sequence[Point], marker: dict[str, Any], hover: str, **trace: Any) -> Trace:
-    """Returns markers at places; ``hover`` is the text shown on pointing."""
-    return {
-        "type": "scatter",
-        "x": [x for x, _ in places],
-        "y": [y for _, y in places],
-        "mode": "markers",
-        "marker": marker,
-        "hovertemplate": hover,
-        **trace,
     }
 
 
@@ -155,12 +133,6 @@ def scale_for(lowest: float, highest: float, ratio: float, **linear: Any) -> Axi
     """Returns axis settings: logarithmic if values span more than ``ratio``, else linear."""
     wide = 0 < lowest * ratio < highest
     return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else linear
-
-
-def marker_line(position: float) -> dict[str, Any]:
-    """Returns a dotted line across the chart."""
-    across = {"type": "line", "x0": position, "x1": position, "yref": "paper", "y0": 0, "y1": 1}
-    return across | {"line": {"color": "#3d4852", "width": 1, "dash": "dot"}}
 
 
 def label_of(name: str) -> str:
@@ -520,16 +492,10 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     if not margins:
         return None
     order = sorted(margins, key=lambda name: -margins[name].mean)
-    ordered = [margins[name] for name in order]
-    colours = [DARK if margin.decided else "#9fb0b8" for margin in ordered]
-    reaches = [(margin.mean, margin.domains.reach) for margin in ordered]
-    dots = _intervals(reaches, {"size": 10, "color": colours}, "#6f7f8f")
+    colours = [DARK if margins[name].decided else "#9fb0b8" for name in order]
+    rows = [(label_of(spelled(name)), margins[name].domains) for name in order]
     caption = sentence("margin_plot", when=rule.when, base=spelled(base))
-    x = axis(f"points above {spelled(base)}")
-    y = names_axis([spelled(m) for m in order], showgrid=False, range=[len(order) - 0.5, -0.5])
-    shapes = [marker_line(0)]
-    height = 120 + 36 * len(order)
-    return chart_of([dots], height, caption, showlegend=False, xaxis=x, yaxis=y, shapes=shapes)
+    return _margins_chart(rows, base, {"size": 10, "color": colours}, "#6f7f8f", 36, caption)
 
 
 def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Chart:
@@ -551,9 +517,6 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         "symbol": ["circle"] * first + ["diamond"] * 2,
         "color": [MIDDLE] * first + [DARK] * 2,
     }
-    dots = _intervals([(interval.mean, interval.reach) for _, interval in rows], marker, DARK)
-    y = texts_axis([text for text, _ in rows], showgrid=False, range=[len(rows) - 0.5, -0.5])
-    x = axis(f"points above {spelled(base)}")
     caption = sentence(
         "forest_plot",
         method=spelled(method),
@@ -561,25 +524,35 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         when=results.default_rule.when,
         margin=margin,
     )
+    return _margins_chart(rows, base, marker, DARK, 24, caption)
+
+
+def _margins_chart(
+    rows: Sequence[tuple[str, Interval]],
+    base: str,
+    marker: dict[str, Any],
+    colour: str,
+    row_height: int,
+    caption: str,
+) -> Chart:
+    """Returns a dot for each mean, one below the other, with its interval's reach; in points."""
+    array = [100 * (interval.reach or 0.0) for _, interval in rows]
+    dots = {
+        "type": "scatter",
+        "mode": "markers",
+        "marker": marker,
+        "x": [round(100 * interval.mean, 4) for _, interval in rows],
+        "y": list(range(len(rows))),
+        "hovertemplate": "%{x:+.1f} points<extra></extra>",
+        "error_x": {"type": "data", "array": array, "thickness": 2, "color": colour},
+    }
+    zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1}
     return chart_of(
         [dots],
-        120 + 24 * len(rows),
+        120 + row_height * len(rows),
         caption,
         showlegend=False,
-        xaxis=x,
-        yaxis=y,
-        shapes=[marker_line(0)],
-    )
-
-
-def _intervals(
-    reaches: Sequence[tuple[float, float | None]], marker: dict[str, Any], colour: str
-) -> Trace:
-    """Returns a dot for each mean, one below the other, with its interval's reach; in points."""
-    array = [100 * (reach or 0.0) for _, reach in reaches]
-    return markers_of(
-        [(round(100 * mean, 4), row) for row, (mean, _) in enumerate(reaches)],
-        marker,
-        "%{x:+.1f} points<extra></extra>",
-        error_x={"type": "data", "array": array, "thickness": 2, "color": colour},
+        xaxis=axis(f"points above {spelled(base)}"),
+        yaxis=texts_axis([text for text, _ in rows], showgrid=False, range=[len(rows) - 0.5, -0.5]),
+        shapes=[zero | {"line": {"color": "#3d4852", "width": 1, "dash": "dot"}}],
     )

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from importlib.resources import files
+from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -409,21 +409,10 @@ def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSON
     return JSONResponse(answer.model_dump(mode="json"), HTTPStatus.OK if usable else found[0][1])
 
 
-MULTIPART = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}}
-                    },
-                }
-            }
-        },
-    }
-}
+PAGE = Path(__file__).parent / "page"
+_FILES = {"type": "array", "items": {"type": "string", "format": "binary"}}
+_FORM = {"schema": {"type": "object", "properties": {"images": _FILES}}}
+MULTIPART = {"requestBody": {"required": True, "content": {"multipart/form-data": _FORM}}}
 """OpenAPI description of ``/predict``'s body, which is read without FastAPI."""
 
 
@@ -496,14 +485,10 @@ def create_application(
 
     @application.get("/page.css", include_in_schema=False)
     async def style() -> Response:
-        return Response(_shipped("page.css"), media_type="text/css")
+        return FileResponse(PAGE / "page.css", media_type="text/css")
 
     @application.get("/page.js", include_in_schema=False)
     async def script() -> Response:
-        return Response(_shipped("page.js"), media_type="text/javascript")
+        return FileResponse(PAGE / "page.js", media_type="text/javascript")
 
     return application
-
-
-def _shipped(name: str) -> str:
-    return (files("feddg.serving") / "page" / name).read_text("utf-8")
