@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from feddg.data.data_set import DATA_SETS, load_source
-from feddg.data.download import get_data_set
+from feddg.data.download import _check_case, get_data_set
 from feddg.errors import DataError, MissingPackage
 from hub_server import Hub
 
@@ -346,3 +346,13 @@ def test_a_host_that_is_down_is_said_with_its_mirror(
     monkeypatch.setattr(download, "download", fail)
     with pytest.raises(DataError, match=f"Cannot download it. {down}; no mirror is known."):
         get("iwildcam", tmp_path)
+
+
+def test_letters_are_not_put_where_a_and_a_capital_are_one(tmp_path: Path, monkeypatch) -> None:
+    """As on the disks of many a Mac."""
+    real = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda self: self.name == "A" or real(self))
+    with pytest.raises(DataError, match=r"does not tell a from A.*another disk"):
+        _check_case(DATA_SETS["femnist"], tmp_path / "letters")
+    _check_case(DATA_SETS["pacs"], tmp_path / "pictures")
+    assert not any((tmp_path / "letters").iterdir())

@@ -29,6 +29,7 @@ from feddg.prediction.estimators import (
     labels_needed,
     left_out_sites,
     moments,
+    novelty_of,
     right_chances,
     with_labels,
 )
@@ -235,6 +236,16 @@ def test_a_span_by_hand():
     new = numpy.array([[7.0, 0.1]])
     assert familiar.novelty(new) == pytest.approx(math.log(expected), rel=1e-6)
     assert math.isinf(familiar.limit(20))  # one site says nothing of a new one
+
+
+def test_a_site_of_one_image_makes_no_image_familiar():
+    maps, _ = pictures(1, 0, range(CLASSES), 20)
+    alone = numpy.concatenate([maps, maps[:1] + 5])
+    familiar = Familiar.of(alone, numpy.repeat([0, 1], (20, 1)), numpy.zeros(21))
+    (rest,) = Familiar.of(maps, numpy.zeros(20), numpy.zeros(20)).spans
+    new, _ = pictures(2, 0, range(CLASSES), 30)
+    only = novelty_of(rest.outside(torch.from_numpy(new))[:, None].numpy())
+    assert familiar.novelty(new) == pytest.approx(only)
 
 
 def test_signals_without_sites_call_nothing_foreign():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import stat
 from types import SimpleNamespace
 
 import numpy
@@ -79,6 +80,7 @@ def test_an_interrupted_table_goes_on_to_the_same_bytes(
     with pytest.raises(KeyboardInterrupt):
         predict_files(finished, [images], halting, batch_size=8, progress=stop)
     assert not halting.exists()
+    assert stat.S_IMODE((tmp_path / f"b{suffix}.part").stat().st_mode) == 0o600
     with (tmp_path / f"b{suffix}.part").open("ab") as table:
         table.write(b"half a ro")  # what a kill in the midst of a batch leaves
     whole = (tmp_path / f"b{suffix}.part").read_bytes()

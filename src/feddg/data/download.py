@@ -485,6 +485,19 @@ def _record(definition: DataSet, root: Path) -> tuple[Path, Received]:
     return file, Received.read(file) or Received()
 
 
+def _check_case(definition: DataSet, root: Path) -> None:
+    """Refuses a disk on which the folders of two classes, such as a and A, would be one."""
+    if len({name.casefold() for name in definition.classes}) == len(definition.classes):
+        return
+    with tempfile.TemporaryDirectory(dir=private_folder(root)) as probe:
+        (Path(probe) / "a").touch()
+        if (Path(probe) / "A").exists():
+            raise DataError(
+                f"{root} is on a disk that does not tell a from A, which classes of "
+                f"{definition.title} do; name a root on another disk."
+            )
+
+
 def _get_mirrored(
     definition: DataSet,
     mirror: Mirror,
@@ -508,6 +521,7 @@ def _get_mirrored(
     for name in definition.domains:
         if (root / name).exists():
             raise DataError(f"{root / name} is there already; take it away, or name another root.")
+    _check_case(definition, root)
     asked = commit = ""
     if source is None:
         asked = revision or received.revision

@@ -210,8 +210,8 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, maps: Tensor) -> "Span":
-        """Measures images ``(n, m)``, at least two."""
-        scale = maps.std(0)
+        """Measures images ``(n, m)``; what one alone shows is a point."""
+        scale = maps.std(0) if len(maps) > 1 else torch.zeros_like(maps[0])
         scale = scale + 0.05 * scale.mean() + 1e-9  # of a moment that never changes
         scaled = maps / scale
         centre = scaled.mean(0)

@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.reading import DETAILS
 from feddg.runs.table import is_same_model
-from feddg.storage import Stamp, alone, file_faults, replace_file, stamp
+from feddg.storage import FILE_MODE, Stamp, alone, file_faults, replace_file, stamp
 from feddg.text import command, printable
 from feddg.views import Shown
 
@@ -506,7 +507,8 @@ def predict_files(
                 part.unlink(missing_ok=True)
             done, length = _whole_batches(part, work, images, predictor.files_at_once)
             try:
-                with part.open("r+b" if done else "wb") as table:
+                own = partial(os.open, mode=FILE_MODE)  # names and labels may be private
+                with open(part, "r+b" if done else "wb", opener=own) as table:
                     table.truncate(length)
                     table.seek(length)
                     table.writelines(chain(() if done else [_line(work)], lines(done)))

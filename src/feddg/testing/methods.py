@@ -558,13 +558,13 @@ def settings_are_checked(make: Make) -> Found:
 @_check("further")
 def others_may_join_in(make: Make) -> Found:
     """It composes with another method, or says why not."""
-    kind = type(make())
+    kind, given = type(make()), make().settings.model_dump(exclude_unset=True)
     try:
         both = compose((kind, FedProx)) if not issubclass(kind, FedProx) else kind
     except ExperimentError:
         return None  # one clear line
     try:
-        _Small(both(mu=0.5)).trained(1)
+        _Small(both(**{**given, "mu": 0.5})).trained(1)
     except Exception as error:
         return f"with fedprox: {_said(error, make())}", "Hooks call super() and add to it"
     return None
