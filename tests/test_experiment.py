@@ -21,7 +21,7 @@ from feddg.methods.base import METHODS, MethodSettings
 from feddg.methods.baselines import FedAvg
 from feddg.methods.composition import build_method
 from feddg.privacy.defence import DEFENCES
-from feddg.settings import ExperimentSettings, PrivacySettings, leaves, merge
+from feddg.settings import ExperimentSettings, PrivacySettings, leaves, merge, without_effect
 
 
 def test_shorthand_yaml_and_full_spelling_are_one_experiment(tmp_path):
@@ -350,3 +350,33 @@ def test_weights_are_found_from_wherever_a_run_goes_on(tmp_path, monkeypatch):
     chosen = Experiment(method={"name": "pardon", "settings": settings})
     method = build_method("pardon", chosen.method.settings)
     assert method.settings.encoder == tmp_path / "e.pth"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"clients": {"partition": "domain", "heterogeneity": 0.7}}, "clients.heterogeneity"),
+        ({"train": {"local_epochs": 5, "local_steps": 4}}, "train.local_epochs"),
+        ({"train": {"decay": "weights"}}, "train.decay"),
+        ({"train": {"optimizer": "sgd", "keep_optimizer": True}}, "train.keep_optimizer"),
+        ({"train": {"schedule_by": "step"}}, "train.schedule_by"),
+    ],
+)
+def test_a_field_that_does_nothing_says_so(fields, field):
+    chosen = Experiment(data="digits", **fields)
+    (text,) = without_effect(chosen, chosen.given)
+    assert text.startswith(f"{field} is ")
+    mixed = Experiment(clients={"partition": "heterogeneous+quantity", "heterogeneity": 0.7})
+    assert not [t for t in without_effect(mixed, mixed.given) if "heterogeneity" in t]
+
+
+def test_one_round_is_one_whatever_is_said_for_methods_beside_it():
+    train = {"rounds": 20, "warmup_rounds": 2, "head_rounds": 1, "head": "ridge"}
+    found = Experiment(data="digits", method="ridge", train=train).train
+    assert (found.rounds, found.warmup_rounds, found.head_rounds, found.head) == (1, 0, 0, "random")
+
+
+def test_another_device_is_the_same_experiment_with_the_same_words():
+    chosen = Experiment(data="digits", train={"lr": 0.5})
+    assert chosen.model_copy(update={"device": "cpu"}).given == chosen.given | {"device": "cpu"}
+    assert chosen.model_copy(update={"seed": 1}).given["train"]["rounds"]

@@ -301,3 +301,92 @@ def test_a_size_that_is_asked_for_is_that_of_all_images():
     for pairs in (wide, wide[::-1]):
         with pytest.raises(ExperimentError, match=r"has 24 x 30 pixels.* give image_size="):
             read_images(pairs, "client 0", None, CLASSIFICATION)
+
+
+def test_a_graph_of_classes_is_not_written_of_another_task(tmp_path):
+    task = feddg.Task(nn.functional.mse_loss, lambda out, y: -(out - y).square().flatten(1).mean(1))
+    sites = [[(torch.rand(3, 8, 8), torch.rand(2)) for _ in range(4)]]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    fed = feddg.Federation(sites, net, task=task, batch_size=2).fit(1)
+    for suffix in ("onnx", "pt2"):
+        with pytest.raises(RunError, match="probabilities of classes"):
+            fed.save(tmp_path / f"m.{suffix}")
+    assert fed.save(tmp_path / "m.safetensors").is_file()
+    for name, value in {
+        "head": "ridge",
+        "label_smoothing": 0.1,
+        "class_weights": "balanced",
+    }.items():
+        with pytest.raises(ExperimentError, match=f"train.{name} is for one class an image"):
+            feddg.Federation(sites, net, task=task, train={name: value})
+    whole = nn.Sequential(nn.Conv2d(3, 2, 8), nn.Flatten())
+    with pytest.raises(ExperimentError, match=r"does not end in nn\.Linear"):
+        feddg.Federation(sites, whole, task=task, train={"trainable": "head"})
+
+
+def test_stages_that_a_network_names_are_its_stages():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 3)
+            self.stages = [self.down]
+
+        def forward(self, images):
+            return self.head(self.down(images).mean((2, 3)))
+
+    network = split_network(Named(), torch.rand(2, 3, 8, 8))
+    assert isinstance(network.classifier, nn.Linear)
+    assert len(network.stages) == 1
+
+
+class Named(list):
+    """A data set that names its classes."""
+
+    def __init__(self, pairs, classes):
+        super().__init__(pairs)
+        self.classes = classes
+
+
+def test_numbers_without_names_are_refused_where_they_may_mean_another_order():
+    one, other = ([(Image.new("RGB", (8, 8)), n % 2) for n in range(4)] for _ in range(2))
+    sites = [Named(one, ["cat", "dog"]), Named(other, ["bird", "cat"])]
+    fed = feddg.Federation(sites, own_network(), batch_size=2)
+    assert fed.class_names == ("bird", "cat", "dog")
+    with pytest.raises(ExperimentError, match="does not name its classes"):
+        fed.evaluate(one)
+
+
+def test_images_of_clients_are_of_one_size():
+    sites = [[(Image.new("RGB", (side, side)), n % 2) for n in range(4)] for side in (8, 16)]
+    with pytest.raises(
+        ExperimentError, match="client 1 has images of 16 pixels, and client 0 of 8"
+    ):
+        feddg.Federation(sites, own_network())
+
+
+def test_draws_that_the_seed_does_not_reach_are_told(caplog):
+    class Loose(nn.Module):
+        def __init__(self, inside):
+            super().__init__()
+            self.head, self.inside = nn.Linear(192, 2), inside
+
+        def forward(self, images):
+            flat = nn.functional.dropout(images.flatten(1), 0.5, self.training and self.inside)
+            return self.head(flat)
+
+    site = [(torch.rand(3, 8, 8), n % 2) for n in range(4)]
+    for inside in (False, True):
+        caplog.clear()
+        feddg.Federation([site], Loose(inside))
+        assert ("no two runs are alike" in caplog.text) == inside
+
+
+@pytest.mark.parametrize("calls", [(8,), (6, 2), (1,) * 8])
+def test_a_mean_of_the_last_rounds_holds_no_earlier_ones(calls):
+    site = [(torch.rand(3, 8, 8), n % 2) for n in range(4)]
+    server = {"averaging": "swa", "swa_fraction": 0.5}
+    fed = feddg.Federation([site], nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), server=server)
+    for rounds in calls:
+        fed.fit(rounds)
+    held = int(fed.server.state.extras["averages/rounds/swa"])
+    assert 1 <= held <= 4

@@ -5,6 +5,7 @@ only pages need.
 """
 
 import logging
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,7 +84,11 @@ def run(
     asked, number = placed(asked, others.size if others else workers)
     chosen = with_weights_at_hand(asked)
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
-    more = bool(predictions or snapshots)
+    if odd := [round for round in snapshots if not 0 <= round <= chosen.train.rounds]:
+        raise ExperimentError(
+            f"snapshots: there is no round {odd[0]}; the run has {chosen.train.rounds}"
+        )
+    more = bool(predictions or snapshots or os.environ.get("FEDDG_TRACK"))
     with _resumable(folder, more=more), together(number, others) as prepare:
         done = execute.carry_out(
             folder,
@@ -104,6 +109,7 @@ def resume(
     folder: Path | str,
     *,
     observer: "Observer | None" = None,
+    device: str | None = None,
     cache: Path | str | None = None,
     workers: int | None = None,
 ) -> "Run":
@@ -112,6 +118,7 @@ def resume(
     Args:
         folder: the run's.
         observer: is told what happens.
+        device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: see :func:`run`.
         workers: see :func:`run`; another number than before does not matter.
 
@@ -127,7 +134,11 @@ def resume(
     others = joined(cached, workers)
     with _resumable(folder), together(workers or 1, others) as prepare:
         done = execute.resume(
-            folder, observer=observer or notebook_observer(), cache=cached, prepare=prepare
+            folder,
+            observer=observer or notebook_observer(),
+            device=device,
+            cache=cached,
+            prepare=prepare,
         )
         _ensure_page(done.folder)
     return done

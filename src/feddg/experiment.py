@@ -63,6 +63,7 @@ ONE_ROUND = {
     "train": {
         **{"rounds": 1, "local_epochs": 1, "local_steps": None},
         **{"select_every": None, "drop_last": False},
+        **{"warmup_rounds": 0, "head_rounds": 0, "head": "random"},
     }
 }
 """How a method of one round trains, whatever is said for others beside it: one whole pass."""
@@ -103,7 +104,9 @@ class Experiment(ExperimentSettings):
     def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """Returns a changed copy; see pydantic."""
         copy = super().model_copy(update=update, deep=deep)
-        if update:
+        if update and update.keys() <= _NOT_IDENTITY:
+            vars(copy)["given"] = merge(self.given, update)
+        elif update:
             vars(copy).pop("given", None)
         return copy
 

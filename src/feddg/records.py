@@ -663,11 +663,15 @@ class DomainScore(Row):
         domain: its name.
         loss: mean cross-entropy over the images.
         confusion: ``confusion[true][predicted]`` counts.
+        groups: number of groups of images that belong together, if there are any.
+        independent: number of independent images that tell as much.
     """
 
     domain: str
     loss: Number = math.nan
     confusion: list[list[int]]
+    groups: int | None = None
+    independent: float | None = None
 
 
 # clients.json

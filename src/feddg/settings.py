@@ -45,7 +45,7 @@ first three are also parts of an experiment, which may be given in full instead.
 
 def _absolute(path: Path) -> Path:
     """Returns an absolute path, independent of the working directory; links are not resolved."""
-    return path if path.is_absolute() else Path(os.path.abspath(path.expanduser()))
+    return path if path.is_absolute() else Path(os.path.abspath(os.path.expanduser(path)))
 
 
 def _one_line(text: str) -> str:
@@ -626,6 +626,14 @@ _ANY_SERVER_OPTIMIZER = tuple(
     f"server.optimizer: {name}" for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
 )
 ACTS_WITH: dict[str, tuple[str, ...]] = {
+    "clients.heterogeneity": ("clients.partition: heterogeneous",),
+    "train.local_epochs": ("train.local_steps: none",),
+    "train.decay": ("train.weight_decay",),
+    "train.keep_optimizer": ("train.optimizer: adam", "train.momentum"),
+    "train.schedule_by": (
+        *(f"train.schedule: {name}" for name in ("cosine", "linear", "step")),
+        "train.warmup_rounds",
+    ),
     "train.momentum": ("train.optimizer: sgd",),
     "train.schedule_final": ("train.schedule: cosine", "train.schedule: linear"),
     **dict.fromkeys(("train.schedule_steps", "train.schedule_gamma"), ("train.schedule: step",)),
@@ -659,7 +667,10 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
 
     def holds(need: str) -> bool:
         field, _, value = need.partition(": ")
-        return values[field] == value if value else bool(values[field])
+        if not value:
+            return bool(values[field])
+        parts = str(values[field] or "none").split("+")  # a partition may have several
+        return value in map(str.strip, parts)
 
     return [
         f"{field} is {values[field]} and does nothing: it goes with {' or '.join(needs)}."

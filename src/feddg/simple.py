@@ -24,8 +24,8 @@ from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_
 from feddg.data.data_set import find_augmentation
 from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
 from feddg.data.pixels import ArrayPixels
-from feddg.diagnostics import Progress, emit, silent
-from feddg.errors import ExperimentError, FeddgError, first_names, nearest
+from feddg.diagnostics import Progress, emit, silent, warn, warning
+from feddg.errors import ExperimentError, FeddgError, RunError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
 from feddg.federation import federation
@@ -36,11 +36,20 @@ from feddg.methods.composition import check_task, method_class, works_on_embeddi
 from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
+from feddg.models.dropout import draw_dropout_from
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.prepare import Images, in_process
-from feddg.settings import SHORTHANDS, ExperimentSettings, Fields, leaves, merge
+from feddg.settings import (
+    SHORTHANDS,
+    ExperimentSettings,
+    Fields,
+    TrainSettings,
+    leaves,
+    merge,
+    without_effect,
+)
 from feddg.storage import cache_folder
 from feddg.text import counted
 
@@ -137,7 +146,13 @@ class Federation(federation.Federation):
         arrays = []
         for id, dataset in enumerate(clients):
             arrays.append(read_images(dataset, f"client {id}", image_size, task))
-            image_size = arrays[0][0].shape[1]
+            first, here = arrays[0][0].shape[1], arrays[id][0].shape[1]
+            if here != first:
+                raise ExperimentError(
+                    f"client {id} has images of {here} pixels, and client 0 of {first}: resize "
+                    "them in the data sets, or give image_size="
+                )
+        image_size = arrays[0][0].shape[1]
         number = number or len(clients if transport is None else transport.clients)
         settings = _settings(method, fields, number, cast(int, image_size))
         shape, side = arrays[0][1].shape[1:], arrays[0][0].shape[1]
@@ -146,21 +161,30 @@ class Federation(federation.Federation):
         if augmentation.moves and shows_pixels(shape, side) and not can_move(shape, side):
             raise ExperimentError(f"client 0 {cannot_move(shape, side)}")
         start = _network_of(model, method, arrays[0][0], settings.seed, normalize, task)
+        _check_head(type(model).__name__, start, settings.train, task)
         if class_names and task.has_classes and len(class_names) != start.classes:
             raise ExperimentError(
                 f"class_names has {counted(len(class_names), 'name')}, but the model gives "
                 f"{start.classes} logits: name each of them"
             )
         self.names = tuple(class_names or ())
+        self._sources: list[tuple[str, Numbered | None]] = []
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
+            if not self.names:
+                self._sources = _sources(tables)
             self.names = self.names or _all_names(tables, transport, start.classes)
             for id, (images, labels) in enumerate(arrays):
                 arrays[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
         for id, (_, targets) in enumerate(arrays):
             _check_targets(targets, f"client {id}", task, start.classes, arrays[0][1])
         _try_task(task, start, *arrays[0])
+        _draws_by_itself(start, arrays[0][0])
         method.check(settings)
+        said = (
+            warning("without-effect", text) for text in without_effect(settings, expand(fields))
+        )
+        emit(*said, *method.diagnostics(settings))
         method.read_files()
         numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in arrays])
 
@@ -290,9 +314,17 @@ class Federation(federation.Federation):
             path: ends in ``.onnx`` (predictions are checked; `feddg predict` accepts it), ``.pt2``
                 (a ``torch.export`` program), or ``.safetensors`` (weights only).
 
+        A graph gives probabilities of classes: under another task only weights are written.
+
         Raises:
-            RunError: the suffix is another, the file cannot be written, or it predicts differently.
+            RunError: the suffix is another, the file cannot be written, or it predicts differently;
+                or a graph is asked for under a task without classes.
         """
+        if not self.worker.task.has_classes and Path(path).suffix.lower() != ".safetensors":
+            raise RunError(
+                f"{path}: a graph gives probabilities of classes, and this task has none: save the "
+                "weights (.safetensors), or give fed.model to torch.export yourself"
+            )
         about = {
             "class_names": list(self.class_names),
             "image_size": self.image_size,
@@ -328,6 +360,10 @@ class Federation(federation.Federation):
     def _renumbered(self, dataset: Labelled, labels: numpy.ndarray, name: str) -> numpy.ndarray:
         tables = tables_of(dataset, labels)
         distinct = {id(table): table for table in tables if table is not None}.values()
+        if self._sources and self.names and None in tables:
+            joined(
+                [*self._sources, (name, None)], self.classes
+            )  # refuses what may be another order
         if not self.names and any([*table] != [*range(self.classes)] for table in distinct):
             raise ExperimentError(
                 f"{name} names its classes, other than all {self.classes}, and the clients' have "
@@ -400,6 +436,49 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     return settings
 
 
+def _sources(tables: Sequence[Sequence[Numbered | None]]) -> list[tuple[str, Numbered | None]]:
+    """Returns how each client's data sets number their classes, with the client's name."""
+    return [
+        (f"client {number}", table)
+        for number, of_client in enumerate(tables)
+        for table in {id(table): table for table in of_client}.values()
+    ]
+
+
+def _check_head(model: str, network: Network, train: TrainSettings, task: Task) -> None:
+    """Refuses settings of training that need classes, or a linear layer at the end."""
+    usual = TrainSettings()
+    for name in () if task.has_classes else ("head", "label_smoothing", "class_weights"):
+        if getattr(train, name) != getattr(usual, name):
+            raise ExperimentError(
+                f"train.{name} is for one class an image, and this task has a loss of its own: "
+                "leave it out"
+            )
+    if isinstance(network.classifier, nn.Identity) and (
+        train.trainable == "head" or train.head_rounds
+    ):
+        raise ExperimentError(
+            f"{model} does not end in nn.Linear, so it has no head to train alone: leave "
+            "train.trainable and train.head_rounds out"
+        )
+
+
+def _draws_by_itself(network: Network, images: numpy.ndarray) -> None:
+    """Warns if the network draws random numbers in training that no seed decides."""
+    probe = copy.deepcopy(network).train()
+    draw_dropout_from(probe, torch.Generator())
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        probe(_look(images).to(next(probe.parameters()).device))
+        if not torch.equal(before, torch.get_rng_state()):
+            warn(
+                "draws-of-its-own",
+                "The network draws from PyTorch's own generator in training, which the seed does "
+                "not reach: no two runs are alike.",
+                "Use layers (nn.Dropout) in place of functions.",
+            )
+
+
 def _all_names(
     tables: Sequence[Sequence[Numbered | None]], transport: Transport | None, classes: int
 ) -> tuple[str, ...]:
@@ -408,11 +487,7 @@ def _all_names(
     Raises:
         ExperimentError: they cannot be joined, or are more than the model's logits.
     """
-    sources: list[tuple[str, Numbered | None]] = [
-        (f"client {number}", table)
-        for number, of_client in enumerate(tables)
-        for table in {id(table): table for table in of_client}.values()
-    ]
+    sources = _sources(tables)
     elsewhere = transport.class_names if transport is not None else ()
     sources += [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
     names = joined(sources, classes)

@@ -349,8 +349,8 @@ def cache_folder(chosen: Path | str | None = None) -> Path:
     """Returns the cache folder: ``chosen``, by default ``$FEDDG_CACHE`` or the user's cache."""
     if chosen is not None:
         return Path(chosen)
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("FEDDG_CACHE") or str(Path(home) / "feddg"))
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(os.environ.get("FEDDG_CACHE") or f"{home}/feddg")
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

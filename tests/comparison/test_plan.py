@@ -604,3 +604,48 @@ def test_domains_that_are_held_out_in_turn_are_those_of_the_options(tmp_path):
     data["options"] = {"path": "file", "domain": "site"}
     plan = Plan(base={"data": data}, hold_out="lodo", methods=["fedavg"])
     assert [cell.held_out for cell in expand_plan(plan)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("base", "tried", "field"),
+    [
+        (
+            {"preset": "strong", "data": "digits"},
+            {"train.local_epochs": [1, 2]},
+            "train.local_steps",
+        ),
+        ({"data": "digits"}, {"privacy.epsilon": [1, 8]}, "privacy.clipping"),
+        ({"data": "emoji"}, {"model.weights": ["none"]}, "model.backbone"),
+    ],
+)
+def test_a_trial_is_the_tables_run_on_other_images(base, tried, field):
+    """What presets make of a tried value is made of it in both."""
+    held_out = ["sketch"] if base["data"] == "digits" else ["noto"]
+    plan = Plan(base=base, hold_out=held_out, methods=["fedavg"], tune={"settings": tried})
+    trials = trials_of(plan)
+    assert len({cell.id for cell in trials}) == len(trials)
+    for trial in trials:
+        (cell,) = expand_plan(with_values(plan, [trial]))
+        one, other = (leaves(c.experiment.model_dump(mode="json")) for c in (trial, cell))
+        assert field in one
+        unlike = {name for name in one if one[name] != other[name]}
+        assert {name.partition(".")[0] for name in unlike} <= {"hold_out", "data"}
+
+
+def test_trials_at_a_budget_see_as_many_images_as_the_table():
+    base = {"data": "digits", "train": {"batch_size": 8}, "clients": {"per_round": 2}}
+    tune = {"settings": {"train.local_steps": [4, 16]}}
+    plan = Plan(base=base, hold_out=["ink"], methods=["fedavg"], budgets=[640], tune=tune)
+    assert [cell.experiment.train.rounds for cell in trials_of(plan)] == [10, 3]
+
+
+def test_a_plan_takes_the_name_that_is_set():
+    plan = Plan(base={"data": "digits"}, hold_out=["ink"])
+    assert plan.fixed({"name": "mine"}).name == "mine"
+    assert plan.fixed({}).name == plan.name
+
+
+def test_a_root_beside_a_plan_is_that_of_published_sets_too():
+    fixed = Plan(data=["pacs", "emoji"]).fixed({"data.root": "/x"})
+    roots = [entry.experiment["data"].get("root") for entry in fixed.data]
+    assert roots == ["/x", None]

@@ -734,3 +734,21 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     fields["numbers"] = [number for number in row.numbers if number.rule != "ema"]
     without = ResultRow(**fields)
     assert replace(elsewhere, rows=[without]).default_rule is FINAL
+
+
+def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():
+    def row(value, **conditions):
+        number = NumberRow(
+            rule="final", split="test", over="domain_mean", metric="accuracy", value=value
+        )
+        more = {"conditions": conditions, "numbers": (number,)}
+        return ResultRow(method="fedavg", held_out="ink", seed=0, **more)
+
+    results = Results.of_rows([row(0.9), row(0.2, heterogeneity="0")])
+    assert results.columns == ["ink", "ink, heterogeneity 0"]
+    assert [*results.values("final")["fedavg"].values()] == [0.9, 0.2]
+    turned = [row(0.9, a="1", b="2"), row(0.9, b="2", a="1")]
+    with pytest.raises(RunError, match="there twice"):
+        Results.of_rows(turned)
+    with pytest.raises(RunError, match="some results are at budgets"):
+        Results.of_rows([row(0.9), row(0.9).model_copy(update={"budget": 100, "seed": 1})])

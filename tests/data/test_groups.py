@@ -169,7 +169,9 @@ def test_groups_of_a_table_can_be_left_out():
         ((("A", "B", "C"), ("D", "E", "F")), False),
     ],
 )
-def test_patients_of_dicom_files_are_groups_where_their_ids_tell_them_apart(ids, kept, tmp_path):
+def test_patients_of_dicom_files_are_groups_where_their_ids_tell_them_apart(
+    ids, kept, tmp_path, caplog
+):
     for domain, own in zip("ab", ids):
         for number, patient in enumerate(own):
             file = tmp_path / domain / f"{'xy'[number % 2]}" / f"{number}.dcm"
@@ -179,7 +181,9 @@ def test_patients_of_dicom_files_are_groups_where_their_ids_tell_them_apart(ids,
     assert (table.groups is not None) == kept
     if kept:
         assert len(set(table.groups)) == 4
-        assert not {"A", "B", "C", "D"} & set(table.groups)
+        assert all(name.isdecimal() and int(name) < 6 for name in table.groups)  # no hash of an ID
+    mixed = ids[0] != ids[1] and "ANON" in ids[1]
+    assert ("All DICOM files of 'b' have one patient's ID" in caplog.text) == mixed
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import feddg
 from feddg.clients.sampling import drawn_clients
 from feddg.deploy import client_app, server_app
 from feddg.deploy.preflight import check_site
-from feddg.deploy.server_app import Sites
+from feddg.deploy.server_app import Sites, read_scores
 from feddg.deploy.setup import write_app
 from feddg.deploy.transport import FlowerTransport, NodeRegistry, Policy
 from feddg.deploy.wire import Registration
@@ -234,3 +234,17 @@ def test_a_late_site_with_a_class_of_its_own_is_told_so():
     held = {"classes": '{"cat": 2, "fox": 1}', "domains": '{"b": 3}', "files": "{}"}
     new = Registration.model_validate(held)
     assert "has the class 'fox', which this run began without" in registry._objection(1, new)
+
+
+def test_patients_of_an_evaluation_site_are_counted_as_in_one_process():
+    row = DomainScore(domain="ink", confusion=[[6, 2], [0, 4]], groups=3, independent=4.5)
+    (score,) = read_scores(scores_of(row), 2, {"ink": 12}, None)
+    (accuracy, *_) = score.rows(1)
+    assert (accuracy.groups, accuracy.independent, accuracy.effective) == (3, 4.5, 4.5)
+    for wrong in ({"groups": 13}, {"independent": 99.0}, {"groups": None}):
+        with pytest.raises(ValueError, match="groups of images are no numbers"):
+            read_scores(scores_of(row.model_copy(update=wrong)), 2, {"ink": 12}, None)
+
+
+def scores_of(row):
+    return Message({}, {"scores": DOMAIN_SCORES.to_text([row])})

@@ -137,11 +137,8 @@ def test_a_client_that_diverges_keeps_its_old_control():
 
 
 def test_gates_of_another_learning_rate_are_refused():
-    train = {"optimizer": "sgd", "momentum": 0}
-    for name, settings in (
-        ("scaffold+copa", {"gate": 0.5}),
-        ("scaffold+fedig", {"instance_gate": 1}),
-    ):
-        method = build_method(name, settings)
-        with pytest.raises(ExperimentError, match=r"set method\..*gate to none"):
-            method.check(Experiment(method={"name": name, "settings": settings}, train=train))
+    method = build_method("scaffold+fedig", {"instance_gate": 1})
+    named = {"name": "scaffold+fedig", "settings": {"instance_gate": 1}}
+    chosen = Experiment(method=named, train={"optimizer": "sgd", "momentum": 0})
+    with pytest.raises(ExperimentError, match=r"set method\.instance_gate to none"):
+        method.check(chosen)

@@ -22,7 +22,7 @@ from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
 from feddg.runs import beforehand
 from feddg.runs.beforehand import forecast, with_names_of_domains, with_weights_at_hand
-from feddg.runs.prepare import give_memory_back, load_images
+from feddg.runs.prepare import give_memory_back, in_process, load_images
 from federations import federation
 from image_folders import noise
 
@@ -313,3 +313,23 @@ def test_a_plan_counts_tiles_as_the_run_does(tmp_path):
     assert found.splits == {role: len(getattr(loaded.splits, role)) for role in ROLES}
     assert found.splits["train"] == 8
     assert found.pixel_bytes == 16 * 3 * 16**2
+
+
+@pytest.mark.parametrize("tile", ["#x{}y0w8h8", "-{}"])
+def test_tiles_that_a_table_of_features_names_are_not_independent(tmp_path, tile):
+    rows = ["path,label,domain,a"]
+    for number, domain in product(range(40), "ab"):
+        name = f"{domain}{number % 4}{tile.format(8 * (number // 4))}"
+        rows.append(f"{name},{'xy'[number % 2]},{domain},{number / 40}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    chosen = Experiment(
+        data={"source": "features", "root": tmp_path / "t.csv", "features": 1, "id_val": 0},
+        hold_out="b",
+        clients={"number": 2},
+        method="ridge",
+    )
+    evaluation = in_process(chosen, tmp_path / "cache").evaluation
+    if "#" in tile:
+        assert len(set(evaluation.groups[evaluation.splits["test"]].tolist())) == 4
+    else:
+        assert evaluation.groups is None

@@ -1,5 +1,6 @@
 """``feddg data``: get images and look at them."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,7 +65,7 @@ def get_data(
         )
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = get_data_set(definition, root.expanduser(), progress, **options)
+        received = get_data_set(definition, Path(os.path.expanduser(root)), progress, **options)
     for file, digest in received.items():
         typer.echo(f"sha256 {digest}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {shlex.quote(str(root))}")

@@ -93,7 +93,7 @@ def run(
 
 
 @app.command(cls=OptionsCommand, rich_help_panel="Further")
-@options_of("feddg.api:resume", "workers", workers=(1, None))
+@options_of("feddg.api:resume", "workers device", workers=(1, None))
 def resume(
     options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="the run folder")],

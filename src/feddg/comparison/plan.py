@@ -129,8 +129,9 @@ class Collection(Settings):
             around: the folder in the plan's ``base``.
         """
         data = self.experiment.get(DATA, {})
-        folder = data.get("root")
-        if root is None or (folder is None and around is None and data.get("source") != "folder"):
+        folder, definition = data.get("root"), DATA_SETS.get(str(data.get("source")))
+        reads = data.get("source") == "folder" or bool(definition and definition.layouts)
+        if root is None or (folder is None and around is None and not reads):
             return self
         inside = str(root if folder is None else Path(root) / folder)
         fields = merge(self.experiment, {DATA: {"root": inside}})
@@ -315,6 +316,7 @@ class Plan(Settings):
         hold_out = self.hold_out
         if self.data and not collections:  # one data set in place of several
             hold_out = hold_out or _each_in_turn(expand(self.base))
+        name = over.pop("name", None) or self.name
         paths, clients = leaves(over), over.get("clients", {})
         settings = over.get("method", {}).get("settings", {})
         variants = [
@@ -331,6 +333,7 @@ class Plan(Settings):
         ]
         tried = _unsaid(self.tune.settings, paths) if self.tune else {}
         changes = {
+            "name": name,
             DATA: collections,
             "base": merge(expand(self.base), {k: v for k, v in over.items() if k != "seed"}),
             "methods": variants,
@@ -342,7 +345,8 @@ class Plan(Settings):
             "seeds": (over["seed"],) if "seed" in over else self.seeds,
             "tune": self.tune.model_dump() | {"settings": tried} if self.tune and tried else None,
         }
-        return Plan(**self.model_dump() | changes) if over or collections else self
+        unchanged = not over and not collections and name == self.name
+        return self if unchanged else Plan(**self.model_dump() | changes)
 
     def saying(self, axes: Mapping[str, object]) -> "Plan":
         """Returns the plan with other values of its fields; a hold-out holds on all data sets."""
@@ -824,8 +828,9 @@ def trials_of(plan: Plan) -> list[Cell]:
                 f"tune: {name} is tried for no method: none has it, or each entry fixes it"
             )
     cells = expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None}))
+    known: dict[str, Sequence[int] | None] = {}
     trials = [
-        _trial(cell, points, tune)
+        _trial(cell, points, tune, known)
         for cell in cells
         for points in itertools.product(*axes[cell.method])
         if points
@@ -882,8 +887,13 @@ def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
     ]
 
 
-def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
-    """Returns a cell with the tried values and without its held-out domains."""
+def _trial(
+    cell: Cell, points: Sequence[Point], tune: Tune, known: dict[str, Sequence[int] | None]
+) -> Cell:
+    """Returns a cell with the tried values and without its held-out domains.
+
+    The values are put where the table's runs would have them: presets follow them.
+    """
     hold_out = cell.experiment.hold_out
     if not hold_out.test and not hold_out.val:
         raise ExperimentError(
@@ -891,15 +901,16 @@ def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
             "split file or a data set's own split does not say which domains they are"
         )
     changes = (change for _, change, _ in points)
-    fields = functools.reduce(merge, changes, cell.experiment.model_dump(mode="json"))
-    fields["hold_out"] = {"test": [], "val": []}
-    fields["data"]["leave_out"] += [*hold_out.test, *hold_out.val]
-    if not fields["data"]["id_val"]:
+    fields, rounds = functools.reduce(merge, changes, cell.experiment.given), tune.rounds
+    if rounds is None and cell.budgets and not cell.has_one_round:
+        rounds = _rounds_for(cell.budgets[-1], Experiment(**fields), known)
+    unseen = [*cell.experiment.data.leave_out, *hold_out.test, *hold_out.val]
+    own: Fields = {"hold_out": {"test": [], "val": []}, "data": {"leave_out": unseen}}
+    own |= {} if rounds is None else {"train": {"rounds": rounds}}
+    experiment = Experiment(**merge(fields, own))
+    if not experiment.data.id_val:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
-    if tune.rounds is not None:
-        fields["train"]["rounds"] = tune.rounds
     conditions = {**cell.conditions, **{name: text for name, _, text in points}}
-    experiment = Experiment(**fields)
     return replace(
         cell, experiment=experiment, conditions=conditions, budgets=(), tried=tuple(points)
     )

@@ -23,8 +23,8 @@ from feddg.comparison.results_file import (
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warning
-from feddg.errors import RunError, nearest
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
+from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
 from feddg.runs.diagnostics import (
@@ -146,6 +146,11 @@ class Results:
                     f"{name}: {row.method}, {row.heading}, seed {row.seed} is "
                     f"there twice, as {there.experiment} and as {row.experiment}; keep one"
                 )
+        if plan is None and len({row.budget is None for row in rows}) > 1:
+            raise RunError(
+                f"{name}: some results are at budgets and others of whole runs, which tables would "
+                "leave out; give each plan a results file of its own"
+            )
         if plan is None:
             domains: dict[tuple[object, ...], str] = {}
             for row in rows:
@@ -189,8 +194,12 @@ class Results:
     @cached_property
     def axes(self) -> dict[str, list[str]]:
         """The axes, besides method and seed, with several values, and these values in order."""
-        values = grouped(pair for place in self._places for pair in place.axes.items())
-        return {axis: list(dict.fromkeys(own)) for axis, own in values.items() if len({*own}) > 1}
+        places = [place.axes for place in self._places]
+        values = {
+            axis: dict.fromkeys(of.get(axis) for of in places)
+            for axis in dict.fromkeys(axis for of in places for axis in of)
+        }  # what another plan does not say is a value, too
+        return {a: [v for v in own if v is not None] for a, own in values.items() if len(own) > 1}
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -325,12 +334,11 @@ class Results:
 
         if base and base not in self.methods:
             raise RunError(f"no method is called {base!r}{nearest(base, self.methods)}")
-        rule = self.default_rule
         domains = list(dict.fromkeys(self.domains.values()))
         rows = []
         for budget in self.budgets or (None,):
             results = self if budget is None else self.at(budget)
-            for method, margin in results.margins(rule, base).items():
+            for method, margin in results.margins(results.default_rule, base).items():
                 over, seeds = margin.domains, margin.seeds
                 ends = (over.low, over.high, margin.detectable, over.p, margin.p, over.count)
                 also = (seeds.low, seeds.high, seeds.count, *map(margin.by_domain.get, domains))
@@ -419,7 +427,13 @@ def results_of(folders: Sequence[Path]) -> Results:
     Raises:
         RunError: a folder is not a run folder.
     """
-    runs = [read_run(folder) for folder in {path.resolve(): path for path in folders}.values()]
+    apart = [folder for folder in folders if is_file(folder / COMPARISON)]
+    if apart:
+        made = first_names([str(folder) for folder in apart])
+        text = f"Left out, since `feddg compare` made them a page of their own: {made}."
+        emit(note("comparison-left-out", text))
+    alone = (folder for folder in folders if folder not in apart)
+    runs = [read_run(folder) for folder in {path.resolve(): path for path in alone}.values()]
     complete = [run for run in runs if run.status == "completed"]
     settings = [
         flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete

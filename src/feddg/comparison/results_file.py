@@ -12,7 +12,7 @@ its first line.
 import csv
 import io
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -148,7 +148,8 @@ class ResultRow(BaseModel):
     @property
     def place(self) -> Place:
         """Method, column, seed and budget: the place in a table."""
-        return (self.method, self.held_out, tuple(self.conditions.items()), self.seed, self.budget)
+        conditions = tuple(sorted(self.conditions.items()))  # in whatever order a plan lists them
+        return (self.method, self.held_out, conditions, self.seed, self.budget)
 
     @property
     def key(self) -> tuple[str, Place]:
@@ -170,9 +171,10 @@ class ResultRow(BaseModel):
         """What is held out, and the values of further axes."""
         return self.heading_of(self.axes)
 
-    def heading_of(self, axes: Container[str]) -> str:
+    def heading_of(self, axes: Iterable[str]) -> str:
         """Returns the values of some axes, each with its name but the held-out domains."""
-        values = {axis: v for axis, v in self.axes.items() if axis in axes and axis != DATA}
+        own = self.axes
+        values = {axis: own[axis] for axis in axes if axis in own and axis != DATA}
         return ", ".join(v if axis == HELD_OUT else f"{axis} {v}" for axis, v in values.items())
 
     @property

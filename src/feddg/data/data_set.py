@@ -1,6 +1,7 @@
 """Data sets by name: where their images come from, and the experiment they were published with."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -300,7 +301,7 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
     definition = DATA_SETS.find(name)
     if definition.load is None:
         raise DataError(f"The data set '{name}' cannot be read as a source: {definition.instead}.")
-    folder = None if root is None else Path(root).expanduser()
+    folder = None if root is None else Path(os.path.expanduser(root))
     if definition.options is not None:
         table = definition.load(folder, checked_options(definition, options))
         return require_own_names(table, str(folder or name))

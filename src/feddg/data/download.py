@@ -1,5 +1,6 @@
 """Downloads a published data set, checks its checksums and unpacks it."""
 
+import os
 import re
 import shutil
 import stat
@@ -454,7 +455,7 @@ def get_data_set(
     Raises:
         DataError: a file cannot be downloaded, has another checksum, or cannot be unpacked.
     """
-    source = source and source.expanduser()
+    source = source and Path(os.path.expanduser(source))
     publication = definition.publication
     assert publication is not None
     mirror = publication.mirror

@@ -5,7 +5,6 @@ one role and one client. What cannot be kept together is reported: a group on bo
 hold-out, or at two real clients.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -67,7 +66,7 @@ def with_groups(table: ImageTable, group_by: str | None) -> ImageTable:
 
 
 def _patients(table: ImageTable) -> np.ndarray | None:
-    """Returns a name for each image's patient, if DICOM files tell them apart; never the ID itself.
+    """Returns a number for each image's patient, if DICOM files tell them apart; never the ID.
 
     An image that names no patient is a group of its own. Where all of a domain have one ID, as
     after anonymisation, it tells nothing.
@@ -83,9 +82,17 @@ def _patients(table: ImageTable) -> np.ndarray | None:
     patients = list(zip(table.domains.tolist(), ids))
     for domain in set(table.domains.tolist()):
         if len({id for place, id in patients if place == domain and id}) < 2:
+            if len({id for id in ids if id}) > 1:
+                warn(
+                    "patients-not-told-apart",
+                    f"All DICOM files of '{table.domain_names[domain]}' have one patient's ID, or "
+                    "none: images of no domain are grouped by patient.",
+                    "Say what belongs together (--group-by), or leave that domain out.",
+                )
             return None
-    hashed = [hashlib.sha256(id.encode()).hexdigest()[:16] for id in ids]
-    names = [name if id else f"#{row}" for row, (id, name) in enumerate(zip(ids, hashed))]
+    # Who knows how IDs are made could count up to a hash of one.
+    numbers = {id: str(number) for number, id in enumerate(dict.fromkeys(filter(None, ids)))}
+    names = [numbers.get(id, f"#{row}") for row, id in enumerate(ids)]
     return np.array(names) if len(set(names)) < len(names) else None
 
 

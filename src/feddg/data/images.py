@@ -300,7 +300,7 @@ def from_folder(root: Path | str) -> ImageTable:
     Raises:
         DataError: the folder is missing, is not a folder, or holds no images in this layout.
     """
-    root = Path(root).expanduser()
+    root = Path(os.path.expanduser(root))
     check_folder(root)
     rows = [
         (domain, label, f"{domain}/{path}")
@@ -337,7 +337,7 @@ def from_class_folders(root: Path | str, domain: str) -> ImageTable:
     Raises:
         DataError: the folder is missing, is not a folder, or holds no images in this layout.
     """
-    root = Path(root).expanduser()
+    root = Path(os.path.expanduser(root))
     check_folder(root)
     rows = list(_class_images(root))
     if not rows:

@@ -212,12 +212,16 @@ def about_splits(
             "always answering it is right for as many.",
             "Read the balanced accuracy, and try train.class_weights.",
         )
+    files = [Tile.named(path).file for path in table.paths]
+    of = np.array(files) if table.groups is None else table.groups
+    what = "image" if table.groups is None else "group of images"
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
-        if picks and 0 < len(rows) < SMALL_VALIDATION:
-            margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
+        count = len(np.unique(of[rows]))
+        if picks and 0 < count < SMALL_VALIDATION:
+            margin = 100 * 1.96 * (0.25 / count) ** 0.5
             yield warning(
                 "small-validation",
-                f"Validation on {where} domains has only {counted(len(rows), 'image')}: a round "
+                f"Validation on {where} domains has only {counted(count, what)}: a round "
                 f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
                 f"{margin:.0f} points).",
             )

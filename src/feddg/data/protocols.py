@@ -1,5 +1,6 @@
 """What benchmarks fix: published split files, and which domains are held out in turn."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations, product
@@ -35,7 +36,7 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
         DataError: the file cannot be read, lacks a column, has an unknown split, or its rows and
             the table's do not match one to one.
     """
-    csv_path = Path(csv_path).expanduser()
+    csv_path = Path(os.path.expanduser(csv_path))
     columns = read_columns(
         csv_path, ("split", "path"), remedy="A split file says both of each image."
     )

@@ -75,7 +75,9 @@ def deploy_register(
 ) -> None:
     """Register a site's key, under a name that no other key has."""
     function("register_site")(folder, site, key)
-    typer.echo(f"{site} is registered; reload the proxy: nginx -p proxy/ -c nginx.conf -s reload")
+    proxy = shlex.quote(f"{(folder / 'proxy').resolve()}/")
+    reload = f"nginx -e stderr -p {proxy} -c nginx.conf -s reload"
+    typer.echo(f"{site} is registered; reload the proxy: {reload}")
 
 
 @app.command("run")

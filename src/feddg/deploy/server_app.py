@@ -46,13 +46,13 @@ from feddg.report.page import ensure_report
 from feddg.runs.execute import carry_out, forget
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import about_settings, cache_folder
-from feddg.runs.reading import CLIENTS, Run
+from feddg.runs.reading import CLIENTS, DEPLOYMENT, Run
 from feddg.settings import Positive, Settings, grouped
 from feddg.storage import replace_text
 
 log = logging.getLogger("feddg")
 
-DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
+TRAFFIC = "traffic.jsonl"
 MOST_LOSS = 1e6
 """A site's mean cross-entropy above this is no number that a mean over sites could use."""
 MOST_SHARE = 0.8
@@ -190,8 +190,11 @@ def _score(row: DomainScore, classes: int, images_of: Mapping[str, int]) -> Scor
         )
     confusion = numpy.array(table, dtype=numpy.int64)
     loss = row.loss if 0 <= row.loss <= MOST_LOSS else math.nan
-    metrics = measure(Predictions(confusion))
-    return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
+    counted = row.groups, row.independent
+    if counted != (None, None) and not all(n and 1 <= n <= examples for n in counted):
+        raise ValueError("its groups of images are no numbers of images")
+    of = (TEST, row.domain, int(confusion.trace()), examples, loss, confusion)
+    return Score(*of, measure(Predictions(confusion)), counted=counted)
 
 
 class Sites(Clients):

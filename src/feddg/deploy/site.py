@@ -453,10 +453,18 @@ class Site:
         table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = on_all_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
-        rows = [
-            DomainScore(domain=result.domain, loss=result.loss, confusion=result.confusion.tolist())
-            for result in scores
-        ]
+        rows = []
+        for result in scores:
+            groups, independent = result.counted
+            counts = result.confusion.tolist()
+            row = DomainScore(
+                domain=result.domain,
+                loss=result.loss,
+                confusion=counts,
+                groups=groups,
+                independent=independent,
+            )
+            rows.append(row)
         return Payload(parts={"scores": Message({}, {"scores": DOMAIN_SCORES.to_text(rows)})})
 
     @contextmanager

@@ -51,6 +51,8 @@ MOST_SENT_AGAIN = 2
 """How often a site may ask again, in one exchange, for what it was already sent."""
 NOBODY = -1
 """The number of a node that is not a site."""
+COUNTED = "counted"
+"""The name, in checkpoints, of the last round of a site that counted."""
 PROMPT = 120.0
 """Longest time in seconds to wait for a site that returns, or that was silent before."""
 REMIND = 60.0
@@ -598,7 +600,6 @@ class FlowerTransport:
         self.domains: Mapping[int, int] = {}
         self.device = device or torch.device("cpu")
         self.fields: dict[str, Any] = {}
-        self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         self.processes = 1
         self._context: Message | None = None
@@ -609,6 +610,15 @@ class FlowerTransport:
         self._trained = 0
         self._waited_for: set[str] = set()
         self._missing: set[int] = set()
+
+    @property
+    def memories(self) -> dict[int, Weights]:
+        """The last round that counted of each site, for the checkpoint; all else is the site's."""
+        return {id: {COUNTED: torch.tensor(round)} for id, round in self._counted.items()}
+
+    @memories.setter
+    def memories(self, kept: dict[int, Weights]) -> None:
+        self._counted = {id: int(memory[COUNTED]) for id, memory in kept.items()}
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -691,6 +701,7 @@ class FlowerTransport:
             self._counted = dict(self._counted_before)
         for id in clients:  # what it files in this round counts only if its reply does
             self._counted.setdefault(id, max(0, broadcast.round - 1))
+            self.remembered.add(id)
         self._counted_before, self._trained = dict(self._counted), broadcast.round
         for id, reply in self._exchange(clients, TRAIN, ("train", "update"), broadcast):
             if isinstance(reply, Refusal):

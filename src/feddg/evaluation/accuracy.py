@@ -63,6 +63,8 @@ class Score:
         confidence: mean largest probability, in [0, 1]; NaN for another task.
         values: ``(examples,)`` the task's score of each image, in the order of the data set.
         groups: ``(examples,)`` integers, the group of each image; None if images are independent.
+        counted: number of groups, and of independent images that tell as much, of images that are
+            elsewhere; None each if they are independent. By default those of ``groups``.
     """
 
     split: str
@@ -76,6 +78,12 @@ class Score:
     confidence: float = math.nan
     values: numpy.ndarray = field(default_factory=lambda: numpy.zeros(0), repr=False)
     groups: numpy.ndarray | None = field(default=None, repr=False)
+    counted: tuple[int | None, float | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        if self.groups is not None:
+            counted = len(numpy.unique(self.groups)), effective_number(self.values, self.groups)
+            object.__setattr__(self, "counted", counted)
 
     @property
     def accuracy(self) -> float:
@@ -115,9 +123,7 @@ class Score:
         of = {"round": round, "weights": weights, "split": self.split, "domain": self.domain}
         of |= {"examples": self.examples, "images": 0, "bytes": 0, "seconds": 0}
         more: dict[str, Any] = {"confusion": self.confusion.tolist() if with_confusion else None}
-        if self.groups is not None:
-            more["groups"] = len(numpy.unique(self.groups))
-            more["independent"] = effective_number(self.values, self.groups)
+        more["groups"], more["independent"] = self.counted
         others = {"loss": self.loss} | {n: v for n, v in self.metrics.items() if n != "accuracy"}
         return [
             MetricRow(metric="accuracy", value=self.accuracy, **of, **more),
@@ -310,7 +316,8 @@ class Evaluation:
         targets = torch.from_numpy(self.labels[rows])
         # A program's loss may change what it is given; the score is of what was predicted.
         given = (outputs, targets) if task.has_classes else (outputs.clone(), targets.clone())
-        loss, values = float(task.loss(*given)), task.score(outputs, targets).numpy()
+        loss, scored = float(task.loss(*given)), task.score(outputs, targets)
+        values = (scored if scored.is_floating_point() else scored.float()).numpy()
         if not numpy.isfinite(values).all():
             bad = int(numpy.flatnonzero(~numpy.isfinite(values))[0])
             raise ExperimentError(

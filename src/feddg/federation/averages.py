@@ -55,8 +55,8 @@ class Means(RoundHook):
             if mean == SWA and state.round < first:
                 continue
             begun, names = rounds_in(state, mean), [prefix_of(mean) + name for name in self._names]
-            if mean == SWA and state.round == first:
-                begun = 0  # what it holds is of rounds before: the run was to end earlier
+            if mean == SWA and begun > state.round - first:
+                begun = 0  # it holds rounds from before: the run was to end earlier
             share = 1 / (begun + 1)
             if mean == EMA:
                 share = 1 - min(self._settings.ema_decay, begun / (begun + 9))

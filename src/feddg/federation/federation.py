@@ -22,7 +22,7 @@ from feddg.clients.threads import (
     training_memory,
 )
 from feddg.data.augment import NONE, AugmentSettings
-from feddg.diagnostics import Progress, silent
+from feddg.diagnostics import Progress, silent, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Outputs, Score, mean_score
 from feddg.federation import averages
@@ -34,8 +34,8 @@ from feddg.federation.transport import Ledger, Transport
 from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method
-from feddg.models.backbones import FEATURES, build_network
-from feddg.models.convolutions import use_fast_convolutions
+from feddg.models.backbones import FEATURES, build_network, is_own
+from feddg.models.convolutions import check_convolutions, use_fast_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import as_usual, autocast, choose_device, choose_precision
 from feddg.models.task import CLASSIFICATION, Task
@@ -187,11 +187,10 @@ class Federation:
 
         Args:
             state: the server's, after a round.
-            memories: by client; empty where clients store it themselves.
+            memories: by client, as the transport had them.
         """
         self.state = state.to(self.worker.device)
-        if not self.remote:
-            self.transport.memories = memories
+        self.transport.memories = memories
         return self
 
     def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
@@ -217,6 +216,13 @@ class Federation:
                 raise ExperimentError(
                     "sites know by their own settings alone when the learning rate falls: say "
                     f"rounds={state.rounds} where each program, and this one, makes its Federation"
+                )
+            if changes and state.rounds != plan.rounds:
+                warn(
+                    "schedule-of-this-call",
+                    f"The learning rate falls as if round {state.rounds} were the last, not "
+                    f"{plan.rounds}.",
+                    "Call fit once, with a hook that looks after each round.",
                 )
             for worker in self.workers:  # schedules of the learning rate know the last round
                 worker.train = worker.train.model_copy(update={"rounds": state.rounds})
@@ -353,7 +359,11 @@ def untrained_network(settings: ExperimentSettings, method: Method, classes: int
         seed=settings.seed,
         image_size=settings.data.features or settings.data.image_size,
     )
-    return prepared_network(network, method, settings)
+    network = prepared_network(network, method, settings)
+    if is_own(model.backbone) and not next(network.parameters()).is_meta:
+        side = settings.data.image_size  # its layers may be called by hand
+        check_convolutions(network, torch.linspace(0, 1, 6 * side**2).view(2, 3, side, side))
+    return network
 
 
 def prepared_network(network: Network, method: Method, settings: ExperimentSettings) -> Network:

@@ -104,6 +104,12 @@ class FrozenWeights(RoundHook):
         frozen = {name: old for name, old in round.state.weights.items() if name in self.names}
         return replace(update, weights=frozen | update.weights)
 
+    def completed(self, state: State, round: Round) -> State:
+        """Keeps frozen entries to the bit, whatever a method makes of them: clients have those."""
+        if self.names:
+            state.weights = state.weights | {n: round.state.weights[n] for n in self.names}
+        return state
+
     def trained(self, weights: Weights) -> Weights:
         """Returns the trained entries of the weights."""
         return {name: tensor for name, tensor in weights.items() if name not in self.names}

@@ -206,10 +206,11 @@ class Local(Method):
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses settings that work on updates, because there are none."""
         refuse_defences(experiment, self.name, "sends no weights")
-        if experiment.server.optimizer != "none":
-            raise ExperimentError(
-                f"{self.name} sends no weights for server.optimizer to work on; set it to none"
-            )
+        for name in ("optimizer", "wise_ft"):
+            if getattr(experiment.server, name) != "none":
+                raise ExperimentError(
+                    f"{self.name} sends no weights for server.{name} to work on; set it to none"
+                )
         super().check(experiment)
 
     def is_local(self, name: str, module: nn.Module) -> bool:

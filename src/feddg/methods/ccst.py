@@ -79,6 +79,10 @@ class CcstSettings(StyleSettings):
                 "stylized: on_the_fly goes with variant: pardon, as does stylization: released; "
                 "the paper's set is built once"
             )
+        if self.variant == "pardon" and (self.styles_per_image, self.epoch) != (3, "augmented"):
+            raise ValueError(
+                "styles_per_image and epoch go with variant: paper; pardon draws one style an image"
+            )
         return self
 
 

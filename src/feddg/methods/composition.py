@@ -9,7 +9,7 @@ from pydantic import create_model
 
 from feddg.errors import ExperimentError
 from feddg.methods.base import METHODS, Method, MethodSettings
-from feddg.methods.baselines import FedAvg
+from feddg.methods.baselines import FedAvg, FedProx
 from feddg.models.task import Task
 from feddg.settings import Fields, merge
 
@@ -43,7 +43,8 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     Raises:
         ExperimentError: the parts cannot be combined; the message says why.
     """
-    parts = _arranged(parts)
+    # A term of the weights alone counts once, however often a part passes a batch on.
+    parts = _arranged(tuple(sorted(parts, key=lambda part: part is not FedProx)))
     name = _joined_name(parts)
     members = {
         "name": name,

@@ -73,7 +73,9 @@ class CSAC(Method):
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
     settings: CSACSettings
     excludes: ClassVar[dict[str, str]] = {
-        "fedgma": "csac replaces the mean that fedgma masks; choose one"
+        "copa": "csac takes every layer from the clients, and copa makes its classifiers at the "
+        "server; choose one",
+        "fedgma": "csac replaces the mean that fedgma masks; choose one",
     } | dict.fromkeys(
         (
             *("dart", "jigen", "l2d", "mixup", "outlines", "pardon"),

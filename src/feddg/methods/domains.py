@@ -20,7 +20,7 @@ MEMBER = "domains/member"
 WEIGHT = "domains/weight"
 """Name of what a penalty counts at a step, drawn for a batch."""
 ONE_DOMAIN, NEVER_WEIGHTED = "one-domain-clients", "annealing-never-ends"
-DEAL_OUT = "Deal the domains out with --partition iid, or with a larger --heterogeneity."
+DEAL_OUT = "Deal the domains out with --partition iid, or heterogeneous with --heterogeneity 1."
 NUMBERS, COUNT = "domains/numbers", "domains/count"
 
 

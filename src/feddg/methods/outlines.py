@@ -2,8 +2,9 @@
 
 What an unseen site changes most is colour and texture; what it keeps is shape. So a share of each
 batch is shown as an outline: how much each colour changes from pixel to pixel, dark on white. With
-``train.head: ridge``, its default on PACS, Office-Home and folders, the classifier that training
-starts from is solved from both versions of every image, so that it rests on shape from the start.
+``train.head: ridge``, its default on folders, Office-Home and under the preset ``pacs``, the
+classifier that training starts from is solved from both versions of every image, so that it rests
+on shape from the start.
 
 Ours. The classifier in closed form is Fed3R's, as in ``ridge``.
 

@@ -241,6 +241,7 @@ class Ridge(Method):
             ("train.trainable", train.trainable, "head"),
             ("model.embedding", experiment.model.embedding, "none"),
             ("server.optimizer", experiment.server.optimizer, "none"),
+            ("server.wise_ft", experiment.server.wise_ft, "none"),
         ):
             if value != wanted:
                 raise ExperimentError(

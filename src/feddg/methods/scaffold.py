@@ -89,6 +89,11 @@ class Scaffold(Method):
         )
     }
 
+    excludes: ClassVar[dict[str, str]] = {
+        "copa": "scaffold reads gradients off how far a client went from what it was sent, and "
+        "copa begins with the classifier of its domain; choose one"
+    }
+
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses optimizers other than plain SGD, and selection among a client's models."""
         super().check(experiment)
@@ -103,12 +108,11 @@ class Scaffold(Method):
                 "scaffold's control variates need one learning rate for all steps of a round: set "
                 "train.schedule_by to round"
             )
-        for gate in ("gate", "instance_gate"):  # copa's and fedig's
-            if getattr(self.settings, gate, None) is not None:
-                raise ExperimentError(
-                    "scaffold's control variates need one learning rate for all parameters, and "
-                    f"gates have another: set method.{gate} to none"
-                )
+        if getattr(self.settings, "instance_gate", None) is not None:  # fedig's
+            raise ExperimentError(
+                "scaffold's control variates need one learning rate for all parameters, and gates "
+                "have another: set method.instance_gate to none"
+            )
         if train.select_every:
             raise ExperimentError(
                 "scaffold's control variates follow from all of a client's steps, and "

@@ -170,7 +170,7 @@ class Vista(OneStyleEach):
         """Moves each image some way towards a style of its own (Eq. 3)."""
         codec, share = self.codec(images.device), far * self.settings.strength
         with torch.no_grad():
-            maps = adain(codec.encode(images), styles)
+            maps = adain(codec.encode(images), styles, correction=self.settings.correction)
             stylized = codec.decode(maps, (images.shape[-2], images.shape[-1]))
             return images.lerp(stylized.to(images), share.to(images))
 

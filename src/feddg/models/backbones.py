@@ -141,10 +141,13 @@ class Trunk(nn.Module):
 
     @property
     def stages(self) -> list[nn.Module]:
-        """Residual stages (ResNet family), dense blocks, or the children of ``features``.
+        """What the model calls so; else residual stages, dense blocks, or ``features``' children.
 
         Each gives maps ``(B, C, H, W)``; a network whose maps are not so has none.
         """
+        own = getattr(self.model, "stages", None)
+        if isinstance(own, list | tuple | nn.ModuleList):
+            return list(own)
         names = [f"layer{i}" for i in range(1, 5)]
         if all(hasattr(self.model, name) for name in names):
             return [getattr(self.model, name) for name in names]
@@ -363,7 +366,7 @@ def split_network(
     with DrawnFrom(seed):
         network = Network(featurizer, classes, seed=seed, mean=mean, std=std)
     network.classifier = linear
-    return network
+    return network.to(inputs.device)
 
 
 def _ends_in(linear: nn.Module, trunk: Trunk, inputs: Tensor, outputs: Tensor) -> bool:
@@ -379,6 +382,11 @@ ALIASES = {f"efficientnet_lite{n}": f"timm:tf_efficientnet_lite{n}" for n in ran
 """Short names of the published networks, with TensorFlow's padding; ``timm:efficientnet_lite0`` has
 PyTorch's.
 """
+
+
+def is_own(backbone: str) -> bool:
+    """Whether a backbone is registered here, and not of torchvision or timm."""
+    return backbone in _OWN
 
 
 def backbone_names() -> list[str]:

@@ -187,7 +187,8 @@ def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Te
         penalty: what is added to the sum's diagonal.
     """
     shifted = gram[:-1, :-1] + penalty * torch.eye(len(gram) - 1).to(gram)
-    weight = torch.linalg.lstsq(shifted, cross[:-1], driver="gelsd").solution.T
+    pair = shifted.cpu(), cross[:-1].cpu()  # CUDA has no solver for singular sums
+    weight = torch.linalg.lstsq(*pair, driver="gelsd").solution.T.to(gram)
     return normalize(weight), weight.new_zeros(len(weight))
 
 

@@ -19,6 +19,7 @@ def spread(outputs: Tensor) -> Tensor:
     Args:
         outputs: ``(versions, B, ...)``.
     """
+    outputs = outputs.float()
     return (outputs - outputs.mean(0, keepdim=True)).square().mean()
 
 
@@ -82,11 +83,13 @@ class Task:
             weights: of the classes at the client, ``(classes,)``; None if all count alike.
             train: the experiment's training settings.
         """
-        return self.loss(outputs.float(), targets)
+        with torch.autocast(outputs.device.type, enabled=False):
+            return self.loss(outputs.float(), targets)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the sum of the batch's losses."""
-        return self.loss(outputs, targets) * len(targets)
+        with torch.autocast(outputs.device.type, enabled=False):
+            return self.loss(outputs.float(), targets) * len(targets)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Tries loss, score and divergence on a batch.

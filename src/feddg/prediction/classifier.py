@@ -155,7 +155,7 @@ class RunClassifier(ImageClassifier):
             # The light is the trained model's, whatever is done to the images of today.
             if self._model is not self._own and self.threshold is not None:
                 plain = self._own(images).float().cpu()
-        return logits.softmax(1).numpy(), energy(plain).numpy()
+        return logits.double().softmax(1).numpy(), energy(plain).numpy()  # as thresholds are
 
 
 class OnnxClassifier(ImageClassifier):
@@ -238,7 +238,7 @@ def image_files(named: Sequence[Path | str], left_out: list[Path] | None = None)
         DataError: a name does not exist, is a run, or cannot be listed; raised before the first
             file.
     """
-    names = [Path(name).expanduser() for name in named]
+    names = [Path(os.path.expanduser(name)) for name in named]
     for name in names:
         if not name.exists() and not glob.has_magic(str(name)):
             raise DataError(f"{name} does not exist; name images, folders or globs")

@@ -239,7 +239,7 @@ def save_model(
 
 def _write_card(card: Path, text: str) -> None:
     """Writes a card. People edit cards: one that says something else is renamed."""
-    if card.is_file() and card.read_text("utf-8") != text:
+    if card.is_file() and card.read_bytes() != text.encode():
         former = set_aside(card)
         warn("former-card", f"{card} said something else, and is {former.name} now.")
     replace_text(card, text)

@@ -349,7 +349,8 @@ def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> Non
         RunError: the file does not contain what was written.
     """
     state = model.state_dict()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    # Copies: layers may share weights, and the format knows no such thing.
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, aside, {"format": "pt", ABOUT: about.to_text()})
     with safe_open(aside, framework="pt") as file:
         same = all(torch.equal(file.get_tensor(name), tensors[name]) for name in tensors)

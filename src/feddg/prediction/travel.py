@@ -70,7 +70,7 @@ from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import Run, require_run
+from feddg.runs.reading import Run, read_run, require_run
 from feddg.runs.table import NumberTable
 from feddg.storage import cache_folder, file_faults, replace_file, replace_text
 from feddg.text import counted, listed, percent_sign, printable, readable
@@ -227,6 +227,7 @@ def calibrate(
     fixed_features, sums = not trains_features(model.trained), None
     models: Literal["features", "first features", "runs", "none"] = "none"
     kind, names, numbers = _sites(images, model.trained)
+    trained, validated = _staying(images, run)
     sites: tuple[LeftOutSite, ...] = ()
     if beside:
         models, kind = "runs", "domain"
@@ -239,16 +240,16 @@ def calibrate(
         models = "features" if fixed_features else "first features"
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
         count, seed = len(images.splits.train), model.trained.experiment.seed
-        chosen = some_of_each(numbers, numpy.arange(count), MOST_OF_A_SITE, seed, "travel")
+        chosen = some_of_each(numbers, trained, MOST_OF_A_SITE, seed, "travel")
         train, validation = (
             _part(model, images, rows[own_rows], numbers[own_rows], batch_size, progress)
-            for own_rows in (chosen, numpy.arange(count, len(rows)))
+            for own_rows in (chosen, count + validated)
         )
         sums = Sums(train, len(images.table.class_names))
         sites = tuple(left_out_sites(sums, train, validation, names, agree=fixed_features))
     model.others = sums.others() if fixed_features and sums is not None else []
-    reference = _reference(model, images, batch_size)
-    model.familiar = _familiar(model, images, numbers, batch_size)
+    reference = _reference(model, images, validated, batch_size)
+    model.familiar = _familiar(model, images, numbers, trained, batch_size)
     models = models if sites else "none"
     calibration = TravelFile(
         weights=model.weights, reference=reference, sites=sites, kind=kind, models=models
@@ -296,15 +297,28 @@ def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int)
     return model.taken()
 
 
-def _reference(model: Recorder, images: Images, batch_size: int) -> Reference:
-    rows = images.splits.id_val
+def _staying(images: Images, run: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Returns the places of training and validation images of clients that did not withdraw."""
+    gone, none = read_run(run).forgotten, numpy.zeros(0, numpy.int64)
+    parts = [images[client].validation for client in gone]
+    theirs = numpy.concatenate([none, *(p.rows.numpy() for p in parts if p is not None)])
+    stays = ~numpy.isin(images.partition.owners, gone)
+    return numpy.flatnonzero(stays), numpy.flatnonzero(~numpy.isin(images.splits.id_val, theirs))
+
+
+def _reference(
+    model: Recorder, images: Images, validated: numpy.ndarray, batch_size: int
+) -> Reference:
+    rows = images.splits.id_val[validated]
     return Reference.of(_seen(model, images, rows, batch_size), images.table.labels[rows])
 
 
-def _familiar(model: Recorder, images: Images, numbers: numpy.ndarray, batch_size: int) -> Familiar:
+def _familiar(
+    model: Recorder, images: Images, numbers: numpy.ndarray, trained: numpy.ndarray, batch_size: int
+) -> Familiar:
     """Returns what the model sees in training images of each site."""
     rows, seed = images.splits.train, model.trained.experiment.seed
-    chosen = some_of_each(numbers, numpy.arange(len(rows)), MOST_FAMILIAR, seed, "familiar")
+    chosen = some_of_each(numbers, trained, MOST_FAMILIAR, seed, "familiar")
     # A few images do not say what a site looks like.
     many = numpy.bincount(numbers[chosen]) >= LEAST_OF_A_FOLDER
     chosen = chosen[many[numbers[chosen]]] if many.any() else chosen
@@ -325,7 +339,7 @@ def _held_out(
         )
     images = _images(run, model.trained, cache, progress)
     table, rows = images.table, images.splits.test
-    reference = _reference(model, images, batch_size)
+    reference = _reference(model, images, _staying(images, run)[1], batch_size)
     if not len(rows):
         raise RunError(f"{run} holds no domain out; name runs that did")
     for domain in numpy.unique(table.domains[rows]).tolist():

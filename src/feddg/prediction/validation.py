@@ -9,6 +9,7 @@ from pydantic import Field
 
 from feddg.data.data_set import load_source
 from feddg.data.decoding import Tile, depth_of_white
+from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
@@ -210,6 +211,7 @@ def validate(
     classifier = load_classifier(model, None, device, which)
     root = Path(images)
     table = load_source("folder", root) if domain is None else from_class_folders(root, domain)
+    table = with_groups(table, None)  # patients of DICOM files
     unknown_classes(classifier, table.class_names)
     about = classifier.description
     depths = survey(table, about.reading).depths
@@ -260,7 +262,10 @@ def _domain(
     least = hide_below * tiles
     released = release(confusion, least)
     accuracy = None if released.correct is None else released.correct / released.total
-    independent = effective_number(numpy.array(right), numpy.array(files))  # tiles are not
+    rows = numpy.flatnonzero(table.domains == table.domain_id(name))
+    groups = (rows if table.groups is None else table.groups[rows])[files]  # tiles are their file's
+    alone = len(numpy.unique(groups)) == len(groups)
+    independent = effective_number(numpy.array(right), None if alone else groups)
     interval = None if accuracy is None else wilson(accuracy, independent)[1:]
     whole = not any(cell is None for row in released.confusion for cell in row)
     return DomainValidation(

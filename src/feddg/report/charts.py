@@ -3,7 +3,7 @@
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from feddg.comparison.results import Results
 from feddg.comparison.results_file import HELD_OUT
-from feddg.comparison.statistics import Interval, Margin, by_seed, spread
+from feddg.comparison.statistics import Accuracies, Interval, Margin, by_seed, spread
 from feddg.methods.base import METHODS
 from feddg.records import (
     EMA,
@@ -424,14 +424,19 @@ def axis_curves(results: Results, name: str) -> Chart | None:
     """Returns average test accuracy over the values of an axis; None if they are not numbers."""
     texts = results.axes[name]
     numbers = {text: value for text in texts if (value := _number(text)) is not None}
-    if name == HELD_OUT or len(numbers) < max(2, len(texts)):
+    if name == HELD_OUT or len({*numbers.values()}) < max(2, len(texts)):
         return None
     columns = results.columns_by(name)
+
+    def shares(cells: Accuracies, columns: Sequence[str]) -> Iterator[float]:
+        whole = by_seed(cells, columns)
+        return (v for (c, s), v in cells.items() if c in columns and (not whole or s in whole))
+
     measured = {
         method: [
             (numbers[text], mean)
             for text in sorted(numbers, key=numbers.__getitem__)
-            if (mean := spread(v for (c, _), v in cells.items() if c in columns[text])) is not None
+            if (mean := spread(shares(cells, columns[text]))) is not None
         ]
         for method, cells in results.values(results.default_rule).items()
     }

@@ -119,7 +119,8 @@ def _title(results: Results) -> str:
 
 def _facts(results: Results) -> list[Facts]:
     accuracies, best = results.values(results.default_rule), results.leader
-    winner = best.method if best and best.margin and best.margin.decided else None
+    ahead = best and best.margin and best.margin.decided and best.margin.mean > 0
+    winner = best.method if best and ahead else None
     facts = [
         Fact(
             spelled(method),

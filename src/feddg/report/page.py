@@ -91,6 +91,9 @@ def write_comparison(folder: Path) -> Path:
     page = comparison_page(results)
     write_file(folder / "results.csv", to_text(results.rows))
     write_file(folder / "margins.csv", margins_csv(results))
+    for old in (folder / "tables").glob("*.*"):  # of an earlier comparison in this folder
+        if old.suffix in (".md", ".csv", ".tex"):
+            old.unlink(missing_ok=True)
     write_tables(page, folder / "tables")
     return write_page(page, folder / "report.html")
 

@@ -73,6 +73,7 @@ from feddg.runs.reading import (
     MISTAKE,
     Run,
     flatten,
+    going_on,
     is_run,
     read_adapted,
     read_run,
@@ -686,7 +687,7 @@ def _steps(run: Run) -> Iterator[Step]:
     # A rate that failed would fail again.
     diverged = run.status == "failed" and DIVERGED in {notice.code for notice in about_run(run)}
     if run.status not in ("completed", "damaged") and not diverged:
-        yield "Go on from the last completed round:", command("resume", str(run.folder))
+        yield "Go on from the last completed round:", going_on(run.folder)
     try:
         experiment = load_experiment(run.folder / EXPERIMENT)
     except FeddgError:

@@ -304,8 +304,11 @@ def margin_table(
             of_margin("Seeds", lambda margin: str(margin.seeds.count)),
             (Column("Mean rank"), mean_rank),
         ]
-    caption = sentence("margins_caption", when=rule.when, base=base, brief=brief, few=LEAST)
-    return by_method(accuracies, columns, f"{caption} {unseen(margins.values())}".strip(), named)
+    lags = bool(base) or len(accuracies) == 2
+    about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
+    caption = sentence("margins_caption", **about)
+    pairs = {frozenset((name, margin.other)): margin for name, margin in margins.items()}
+    return by_method(accuracies, columns, f"{caption} {unseen(pairs.values())}".strip(), named)
 
 
 def domains_of(results: Results, margins: Iterable[Margin]) -> list[str]:
@@ -422,7 +425,7 @@ def conclusion(results: Results) -> Diagnostic:
     ]
     if known:
         text += f" (95 % {'intervals' if len(known) > 1 else 'interval'} {', '.join(known)})"
-    code = "decided" if margin.decided else "not-decided"
+    code = "decided" if margin.decided and margin.mean > 0 else "not-decided"
     verdict = sentence("lead", margin=margin, detectable=detectable_text(margin), few=LEAST)
     return note(code, f"{text}. {verdict}")
 

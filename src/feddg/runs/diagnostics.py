@@ -16,10 +16,10 @@ from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of
 from feddg.experiment import Experiment
 from feddg.methods.domains import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
-from feddg.runs.reading import Run, read_run
+from feddg.runs.reading import Run, going_on, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET, grouped
-from feddg.text import command, counted
+from feddg.text import counted
 
 NEARLY_ALL: Final = 0.8
 """Share of predictions above which nearly all are of one class ..."""
@@ -684,7 +684,7 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
         "run-unfinished",
         f"The run {how.rstrip('.')}. This is round {run.rounds_done}{of}, not the model that it "
         "will serve.",
-        f"`{command('resume', str(run.folder))}` goes on.",
+        f"`{going_on(run.folder)}` goes on.",
     )
 
 

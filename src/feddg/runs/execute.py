@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from feddg.data.data_set import find_augmentation
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
 from feddg.evaluation.accuracy import Evaluation, Outputs, about_support, energy, energy_threshold
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
-from feddg.methods.base import Forgets, Round, RoundHook, State, has_global_model, title_of
+from feddg.methods.base import Forgets, Method, Round, RoundHook, State, has_global_model, title_of
 from feddg.methods.composition import build_method
 from feddg.models.precision import as_usual
 from feddg.models.trained import fingerprint
@@ -54,6 +55,7 @@ from feddg.runs.prepare import (
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import (
     CLIENTS,
+    DEPLOYMENT,
     DETAILS,
     ENVIRONMENT,
     EXPERIMENT,
@@ -72,6 +74,8 @@ from feddg.storage import is_file
 
 log = logging.getLogger("feddg")
 OOD_SCORE = "ood_score.json"
+SAME = ("precision", "torch", "device")
+"""What of the environment numbers depend on most."""
 
 
 class Records(RoundHook):
@@ -212,20 +216,33 @@ def resume(
     folder: Path | str,
     *,
     observer: Observer | None = None,
+    device: str | None = None,
     cache: Path | None = None,
     prepare: Prepare = in_process,
 ) -> Run:
     """Continues the run in ``folder`` from its last completed round.
 
     Raises:
-        RunError: the folder holds no run, its experiment was changed, or its images are not those
-            it began with.
+        RunError: the folder holds no run, or a deployment's; its experiment was changed, or its
+            images are not those it began with.
     """
     path = Path(folder)
     require_run(path)
+    _refuse_deployment(path, prepare)
     experiment = load_stored(path / EXPERIMENT)
+    if device is not None:
+        experiment = experiment.model_copy(update={"device": device})
     check_images(path, experiment, cache)
     return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+
+
+def _refuse_deployment(path: Path, prepare: Prepare) -> None:
+    """Refuses the run of a deployment, whose clients' images are elsewhere."""
+    if prepare is in_process and is_file(path / DEPLOYMENT):
+        raise RunError(
+            f"{path} is a deployment's, whose sites have the images: `feddg deploy run` in the "
+            "app's folder goes on with it"
+        )
 
 
 def load_finished_run(folder: Path, cache: Path, progress: Progress) -> Federation:
@@ -308,6 +325,7 @@ def forget(
     """
     path = Path(folder)
     require_run(path)
+    _refuse_deployment(path, prepare)
     run, experiment = read_run(path), load_stored(path / EXPERIMENT)
     if not is_complete(path):
         raise RunError(f"{path} is not complete: finish it first (`feddg resume {path}`)")
@@ -329,10 +347,11 @@ def forget(
             f"the sums of single clients of {path} are masked, noised or changed by a defence, so "
             f"that none can be taken out. {begin_again}"
         )
-    if experiment.server.wise_ft != "none":
+    varied = find_augmentation(experiment.train.augmentation)
+    if type(method).loss is not Method.loss or varied.moves or varied.recolors:
         raise RunError(
-            f"the model of {path} is mixed with the weights it began with (server.wise_ft), and "
-            f"cannot forget. {begin_again}"
+            f"the sums of {path} are of images that {method.name} or train.augmentation changes "
+            f"anew in every round, so that they cannot be made once more. {begin_again}"
         )
     if prepare is in_process:
         check_images(path, experiment, cache)
@@ -341,6 +360,7 @@ def forget(
         opened.keep_experiment(experiment)
         work = partial(_run, experiment, opened, cache_folder(cache), prepare, ())
         before = (path / SUMMARY).read_bytes()
+        (path / SUMMARY).unlink()  # whoever is killed from here on can be gone on with
         try:
             _execute(opened, observer or Observer(), partial(work, forget=(client, others)))
         finally:
@@ -422,6 +442,10 @@ def _run(
         warn("files-missing", f"{what} of {folder.path} was gone, and is written anew.")
     layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=federation.remote)
     so_far = read_run(folder.path)
+    if so_far.forgotten and forget is None:
+        folder.remove_derived()  # a site was being taken out
+    if checkpoint is not None:
+        _compare_machines(so_far.environment, environment(experiment, federation))
     models = KeptModels(
         folder,
         checkpoint.models if checkpoint and forget is None else {},
@@ -462,12 +486,30 @@ def _run(
     try:
         if forget is None:
             federation.fit(progress=observer.work)
+            state = federation.server.state
+            if state.round < state.rounds and not evaluate.outputs and WISE_FT not in models.files:
+                # A budget ended it after a round that was measured as one among others.
+                writer.keep(state, (), evaluate.rows(state))
         else:
             federation.server.forget(*forget)
     finally:
         folder.finish_writing()  # of a run that is interrupted, too
     if evaluation is not None and evaluation.splits:
         _last_figures(federation, folder, models, evaluate.outputs)
+
+
+def _compare_machines(before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    """Warns if a run goes on where numbers come out otherwise than where it began."""
+    of = {name: (str(before[name]), str(now[name])) for name in SAME if name in before}
+    differ = {name: (a, b) for name, (a, b) in of.items() if a.split(":")[0] != b.split(":")[0]}
+    other = [f"{name} {a}, now {b}" for name, (a, b) in differ.items()]
+    if other:
+        warn(
+            "another-machine",
+            f"The run began otherwise ({'; '.join(other)}): it does not end with the numbers of "
+            "one that never stopped.",
+            "Go on where it began, or say precision and device when a run begins.",
+        )
 
 
 def _last_figures(

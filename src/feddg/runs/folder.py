@@ -26,13 +26,26 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
-from feddg.records import ID_VAL, LAST, OPENED_SUMS, PRIVACY, VAL, WISE_FT, JsonFile, NumberRow, Row
+from feddg.records import (
+    ID_VAL,
+    LAST,
+    OPENED_SUMS,
+    PRIVACY,
+    VAL,
+    WISE_FT,
+    Details,
+    JsonFile,
+    NumberRow,
+    Row,
+)
 from feddg.runs.reading import (
     ADAPTED,
+    DETAILS,
     EXPERIMENT,
     LEDGER,
     METRICS_FILE,
     ROUNDS_FILE,
+    going_on,
     read_rows,
     read_run,
 )
@@ -50,7 +63,6 @@ from feddg.storage import (
     sweep_asides,
     why,
 )
-from feddg.text import command
 
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
@@ -372,6 +384,9 @@ class RunFolder:
 
     def remove_derived(self) -> None:
         """Deletes what was made of earlier rounds' model; renames its card, which people edit."""
+        details = Details.read(self.path / DETAILS)
+        if details is not None and details.round != read_run(self.path).rounds_done:
+            (self.path / DETAILS).unlink()
         for pattern in (ADAPTED, "travel.json", "predictions*.parquet", f"{SNAPSHOTS}/*"):
             for file in self.path.glob(pattern):
                 with file_faults(RunError, f"Cannot delete {file}"):
@@ -476,8 +491,7 @@ class RunFolder:
         then = "the same command begins the run"
         with suppress(RunError):  # what cannot be read cannot be gone on with
             if is_file(self.path / CHECKPOINTS / NEWEST):
-                resume = command("resume", str(self.path))
-                then = f"`{resume}` goes on from the last completed round"
+                then = f"`{going_on(self.path)}` goes on from the last completed round"
         return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
 
 

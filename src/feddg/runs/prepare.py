@@ -591,7 +591,7 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
     if decision is not None and not len(images.splits.id_val):
         raise ExperimentError(
             "evaluate.decision chooses its threshold on in-domain validation images, and there are "
-            "none here; set data.id_val above 0"
+            "none here; set data.id_val above 0, and so high that a whole group of images fits"
         )
     splits = {name: part for name, part in rows.items() if len(part)}
     return evaluation_of(images.table, images.pixels, splits, experiment, worker, decision)
@@ -609,8 +609,9 @@ def evaluation_of(
     groups = None
     if table.groups is not None:
         groups = numpy.unique(table.groups, return_inverse=True)[1]
-    elif experiment.data.tile is not None:
-        groups = whole_images(table)[1]
+    else:  # tiles of an image belong together, also those that a table of features names
+        whole, image_of = whole_images(table)
+        groups = image_of if len(whole) < len(table) else None
     return Evaluation(
         pixels,
         splits,

@@ -39,7 +39,7 @@ from feddg.records import (
 from feddg.runs.table import AGGREGATES, FINAL, NumberTable, SelectionRule, rules_asked
 from feddg.settings import leaves
 from feddg.storage import entries, is_file, parse_fields, read_text
-from feddg.text import value_text
+from feddg.text import command, value_text
 from feddg.views import Shown
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ LEDGER, CLIENTS = "ledger.jsonl", "clients.json"
 ENVIRONMENT, DETAILS = "environment.json", "details.json"
 WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, ROUNDS_FILE, LEDGER)
 """Files that a run writes, besides its summary, by the end of its last round."""
+DEPLOYMENT: Final = "deployment.json"
+"""The file by which a deployment's run is known, whose clients' images are elsewhere."""
 CAPTIONS: Final = "captions.json"
 MISTAKE = "mistake-"
 """Start of the names of pictures that show a mistake each."""
@@ -370,6 +372,12 @@ def read_captions(folder: Path) -> dict[str, str]:
     """Returns the captions of the pictures in a folder by file name, in order."""
     captions = _read_optional(folder / CAPTIONS) or {}
     return {name: str(caption) for name, caption in captions.items()}
+
+
+def going_on(folder: Path) -> str:
+    """Returns the command that continues a run; a deployment's is given in its app's folder."""
+    of_sites = is_file(folder / DEPLOYMENT)
+    return command("deploy", "run") if of_sites else command("resume", str(folder))
 
 
 def is_run(folder: Path) -> bool:
