@@ -366,7 +366,8 @@ def test_a_field_that_does_nothing_says_so(fields, field):
     chosen = Experiment(data="digits", **fields)
     (text,) = without_effect(chosen, chosen.given)
     assert text.startswith(f"{field} is ")
-    mixed = Experiment(clients={"partition": "heterogeneous+quantity", "heterogeneity": 0.7})
+    more = {"heterogeneity": 0.7, "quantity_alpha": 0.5}
+    mixed = Experiment(clients={"partition": "heterogeneous+quantity", **more})
     assert not [t for t in without_effect(mixed, mixed.given) if "heterogeneity" in t]
 
 

@@ -646,6 +646,6 @@ def test_a_plan_takes_the_name_that_is_set():
 
 
 def test_a_root_beside_a_plan_is_that_of_published_sets_too():
-    fixed = Plan(data=["pacs", "emoji"]).fixed({"data.root": "/x"})
+    fixed = Plan(data=["pacs", "emoji"]).fixed({"data": {"root": "/x"}})
     roots = [entry.experiment["data"].get("root") for entry in fixed.data]
     assert roots == ["/x", None]

@@ -745,7 +745,7 @@ def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():
         return ResultRow(method="fedavg", held_out="ink", seed=0, **more)
 
     results = Results.of_rows([row(0.9), row(0.2, heterogeneity="0")])
-    assert results.columns == ["ink", "ink, heterogeneity 0"]
+    assert results.columns == ["ink", "heterogeneity 0"]
     assert [*results.values("final")["fedavg"].values()] == [0.9, 0.2]
     turned = [row(0.9, a="1", b="2"), row(0.9, b="2", a="1")]
     with pytest.raises(RunError, match="there twice"):
