@@ -74,7 +74,7 @@ def _copies(said: list[Instruction], context: Path) -> Iterator[str]:
             for source in sources:
                 if source in (".", "./"):
                     yield "everything is copied"
-                elif not (context / source).exists():
+                elif "*" not in source and not (context / source).exists():
                     yield f"{source} is copied, but not there"
 
 

@@ -242,6 +242,7 @@ def load_stored(path: Path) -> Experiment:
             f"{path} was changed, names what your own code registers and was not imported, or was "
             f"written by another version of feddg: {error}"
         ) from None
+    vars(experiment)["given"] = {}  # the file says every field, whoever said it
     return experiment
 
 

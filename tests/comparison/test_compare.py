@@ -234,7 +234,7 @@ def test_weights_that_are_not_there_are_looked_for_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         compare_module,
         "forecast",
-        lambda one: looked.append(one) or forecast(one),
+        lambda one, cache: looked.append(one) or forecast(one, cache),
     )
     nowhere = {"model": {"weights": "/nowhere.pth"}}
     methods = [{"name": name, "experiment": nowhere} for name in ("fedavg", "fedprox", "pardon")]

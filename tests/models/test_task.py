@@ -339,7 +339,7 @@ def test_targets_that_cannot_be_used_are_named(subtests):
             [(torch.rand(3, 16, 16), torch.zeros(1, 16, 16)), (torch.rand(3, 16, 16), 1.0)],
             "image 1 has a target",
         ),
-        ([(torch.rand(3, 32, 32), torch.zeros(1, 32, 32))], "resize both"),
+        ([(torch.rand(3, 32, 32), torch.zeros(1, 32, 32))], "client 1 has images of 32 p"),
     ]:
         with subtests.test(words=words), pytest.raises(ExperimentError, match=words):
             feddg.Federation([SITES[0], site], SmallUNet(), task=SEGMENT)

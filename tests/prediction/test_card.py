@@ -190,7 +190,7 @@ def test_a_card_has_a_threshold_only_if_it_is_its_models(averaged, cache):
         about = describe_model(averaged, load_trained(averaged, which=which))
         return model_card(averaged, about.model_copy(update=changes))
 
-    own = f"from a probability of {read_run(averaged).details.decision.threshold:.3g} on"
+    own = f"from a probability of {read_run(averaged).details.decision.threshold:.9g} on"
     assert own in card("ema")
     assert own in card("ema", adaptation=OWN_WAY)
     for text in (card("ema", adaptation="global"), card("swa")):

@@ -604,7 +604,7 @@ def test_a_site_of_a_few_images_does_not_say_what_sites_look_like(monkeypatch):
     table = SimpleNamespace(labels=numpy.arange(71) % 2)
     images = SimpleNamespace(splits=SimpleNamespace(train=numpy.arange(71)), table=table)
     model = SimpleNamespace(trained=SimpleNamespace(experiment=SimpleNamespace(seed=0)))
-    found = module._familiar(model, images, numbers, 8)
+    found = module._familiar(model, images, numbers, numpy.arange(71), 8)
     assert len(found.spans) == 2
     assert len(found.labels) == 70
     assert math.isfinite(found.limit(20))

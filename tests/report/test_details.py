@@ -39,7 +39,7 @@ def test_a_runs_page_says_what_is_decided_and_where_the_threshold_is_from(done):
     run = read_run(done.folders[0])
     sections = {section.title: section for section in run_page(run).sections}
     decision = sections["Decision"].blocks
-    assert f"probability of {run.details.decision.threshold:.3g} on" in decision[0].text
+    assert f"probability of {run.details.decision.threshold:.9g} on" in decision[0].text
     row = run.details.decision.rows[0]
     cells = [cell.text for cell in decision[1].rows[0]]
     assert cells[1].split()[0] == row.domain

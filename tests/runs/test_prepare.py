@@ -320,7 +320,7 @@ def test_tiles_that_a_table_of_features_names_are_not_independent(tmp_path, tile
     rows = ["path,label,domain,a"]
     for number, domain in product(range(40), "ab"):
         name = f"{domain}{number % 4}{tile.format(8 * (number // 4))}"
-        rows.append(f"{name},{'xy'[number % 2]},{domain},{number / 40}")
+        rows.append(f"{name},{'xy'[number % 2]},{domain},{number / 40 + (domain == 'b')}")
     (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
     chosen = Experiment(
         data={"source": "features", "root": tmp_path / "t.csv", "features": 1, "id_val": 0},

@@ -63,7 +63,7 @@ def test_a_tracker_is_told_what_the_records_hold(wandb, tmp_path):
 def test_a_continued_run_stays_one_run(wandb, tmp_path):
     (kind,) = chosen_trackers().values()
     for first_round, status in ((1, "interrupted"), (2, "completed")):
-        tracker = kind(tmp_path)
+        tracker = kind(tmp_path / EXPERIMENT.label)
         tracker.start(EXPERIMENT, first_round)
         tracker.end(status)
     assert {options["id"] for options in wandb.opened} == {EXPERIMENT.id}

@@ -95,6 +95,19 @@ def line_of(
     }
 
 
+def markers_of(places: Sequence[Point], marker: dict[str, Any], hover: str, **trace: Any) -> Trace:
+    """Returns markers at places; ``hover`` is the text shown on pointing."""
+    return {
+        "type": "scatter",
+        "x": [x for x, _ in places],
+        "y": [y for _, y in places],
+        "mode": "markers",
+        "marker": marker,
+        "hovertemplate": hover,
+        **trace,
+    }
+
+
 def heat_map(
     shares: Counts, counts: Counts, x: Axis, y: Axis, height: int, caption: str, **trace: Any
 ) -> Chart:
@@ -542,15 +555,12 @@ def _margins_chart(
 ) -> Chart:
     """Returns a dot for each mean, one below the other, with its interval's reach; in points."""
     array = [100 * (interval.reach or 0.0) for _, interval in rows]
-    dots = {
-        "type": "scatter",
-        "mode": "markers",
-        "marker": marker,
-        "x": [round(100 * interval.mean, 4) for _, interval in rows],
-        "y": list(range(len(rows))),
-        "hovertemplate": "%{x:+.1f} points<extra></extra>",
-        "error_x": {"type": "data", "array": array, "thickness": 2, "color": colour},
-    }
+    dots = markers_of(
+        [(round(100 * interval.mean, 4), row) for row, (_, interval) in enumerate(rows)],
+        marker,
+        "%{x:+.1f} points<extra></extra>",
+        error_x={"type": "data", "array": array, "thickness": 2, "color": colour},
+    )
     zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1}
     return chart_of(
         [dots],
