@@ -248,3 +248,22 @@ def test_patients_of_an_evaluation_site_are_counted_as_in_one_process():
 
 def scores_of(row):
     return Message({}, {"scores": DOMAIN_SCORES.to_text([row])})
+
+
+def test_what_counted_of_a_site_is_known_after_a_restart_too(tmp_path):
+    """What a site filed in a round that did not count with it is not gone on from."""
+    config = {"experiment": experiment().to_yaml(), "sites": ",".join(SITES)}
+    nodes = {name: {"images": f"digits:{name}", "device": "cpu"} for name in SITES}
+
+    def transport():
+        grid = LocalGrid(nodes, client_app.app, config)
+        return FlowerTransport(grid, SITES, "run-1", Policy(1, 0.01, 0.2, 0.001), keys={})
+
+    before, after = transport(), transport()
+    before._counted = {0: 3, 1: 1}
+    after.memories = before.memories
+    assert after._counted == {0: 3, 1: 1}
+    deployment = Deployment(tmp_path, experiment(method="fedbn"))
+    deployment.start()
+    index = json.loads((deployment.path / "checkpoint/checkpoint.json").read_text())
+    assert sorted(map(int, index["memories"])) == [0, 1, 2]

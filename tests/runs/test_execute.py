@@ -18,6 +18,7 @@ from feddg.api import resume, run
 from feddg.clients.threads import threads
 from feddg.errors import RunError
 from feddg.experiment import Experiment
+from feddg.federation.server import Server
 from feddg.methods.pardon import Pardon
 from feddg.runs import folder as folder_module
 from feddg.runs.diagnostics import DIVERGED
@@ -366,3 +367,41 @@ def test_a_run_that_evaluates_nothing_ends_and_says_so(tmp_path, cache, share):
     assert codes.count("nothing-evaluated") == 1
     assert done.report.is_file()
     assert resume(done.folder, cache=cache).was_complete
+
+
+def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, caplog):
+    class Stop(Observer):
+        def round(self, row):
+            raise KeyboardInterrupt
+
+    train = {"rounds": 2, "local_steps": 1, "batch_size": 8, "augmentation": "none"}
+    data = {"source": "digits", "image_size": 8}
+    few = {"clients": {"number": 2}, "precision": "float32"}
+    chosen = Experiment(data=data, train=train, hold_out="sketch", **few)
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path, observer=Stop(), report=False)
+    (folder,) = tmp_path.glob("fedavg*")
+    about = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps(about | {"precision": "bfloat16"}))
+    resume(folder)
+    assert "precision bfloat16, now float32" in caplog.text
+
+
+def test_a_run_that_its_budget_ends_is_measured_at_its_end(tmp_path, monkeypatch):
+    """Also where the round was measured as one among others, since one more could be afforded."""
+
+    class Stop(Observer):
+        def round(self, row):
+            if row.round == 2:
+                raise KeyboardInterrupt
+
+    train = {"rounds": 3, "local_steps": 1, "batch_size": 8, "augmentation": "none"}
+    data = {"source": "digits", "image_size": 8}
+    chosen = Experiment(data=data, train=train, hold_out="sketch", evaluate={"every": 3})
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path, observer=Stop(), report=False)
+    (folder,) = tmp_path.glob("fedavg*")
+    monkeypatch.setattr(Server, "affordable", lambda self, state: False)
+    done = resume(folder)
+    assert done.status == "completed"
+    assert max(row.round for row in done.table.rows) == done.rounds_done == 2

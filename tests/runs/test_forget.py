@@ -123,3 +123,19 @@ def test_images_that_changed_since_are_refused(tmp_path):
     table.write_text(table.read_text().replace("c0,a,east", "c1,a,east", 1))
     with pytest.raises(RunError, match="changed"):
         forget(run.folder, 0)
+
+
+@pytest.mark.parametrize(
+    "more", [{"train": {"augmentation": {"flip": 0.5}}}, {"method": "ridge+randconv"}]
+)
+def test_sums_of_images_that_are_drawn_anew_are_not_subtracted(tmp_path, more):
+    """They would be of other images than those that were added."""
+    data = {"source": "digits", "image_size": 8, "id_val": 0, "id_test": 0}
+    about = {"data": data, "hold_out": "ink", "clients": {"number": 3, "partition": "domain"}}
+    model = {"backbone": "cnn", "weights": None, "normalization": "frozen"}
+    run = feddg.run(
+        out=tmp_path, report=False, **about, model=model, **({"method": "ridge"} | more)
+    )
+    with pytest.raises(RunError, match="anew in every round"):
+        forget(run.folder, 1)
+    assert is_complete(run.folder)
