@@ -834,7 +834,6 @@ class MembershipRow(Row):
         high: upper end.
         early: true positive rate at a false positive rate of 1 %; chance is 0.01.
         curve: points of the mean ROC curve: false and true positive rate.
-        others_from: where the other images come from.
         seed: the attack's.
     """
 
@@ -850,7 +849,6 @@ class MembershipRow(Row):
     high: Number
     early: Number
     curve: tuple[tuple[Number, Number], ...] = ()
-    others_from: str = ""
     seed: int = 0
 
 

@@ -152,7 +152,6 @@ def _row(
         high=mean.high,
         early=float(early),
         curve=tuple((float(x), float(y)) for x, y in zip(grid.round(3), heights.round(4))),
-        others_from=victims[0].others_from,
         seed=seed,
     )
 

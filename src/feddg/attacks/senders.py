@@ -505,13 +505,11 @@ class Victim:
         client: its id.
         case: the images asked about.
         shadows: simulated clients like it, with others' images.
-        others_from: where the images come from that are not its own.
     """
 
     client: int
     case: Case
     shadows: list[Case]
-    others_from: str
 
 
 def victims_of(senders: Senders, effort: MembershipEffort, seed: int = 0) -> Iterator[Victim]:
@@ -527,16 +525,14 @@ def victims_of(senders: Senders, effort: MembershipEffort, seed: int = 0) -> Ite
         elsewhere = numpy.setdiff1d(images.splits.train, own)
         elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
         members, others = _pairs(own, aside, effort.images, generator, table)
-        from_aside = len(members) >= FEWEST_MEMBERS
-        if not from_aside:
+        if len(members) < FEWEST_MEMBERS:
             members, others = _pairs(own, elsewhere, effort.images, generator, table)
         rest = numpy.setdiff1d(elsewhere, others)
         if len(members) < FEWEST_MEMBERS:
             continue
         case = _case(holding, members, others, table)
         shadows = list(_shadows(holding, rest, effort, generator, table))
-        others_from = "validation and test images" if from_aside else "other clients"
-        yield Victim(client, case, shadows, others_from)
+        yield Victim(client, case, shadows)
 
 
 def _pairs(

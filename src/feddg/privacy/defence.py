@@ -74,10 +74,6 @@ class RowsFolder(Protocol):
         """Replaces a file."""
 
 
-class NoDefenceSettings(Settings):
-    """Settings of defences without settings."""
-
-
 class Defence(RoundHook):
     """Base class of all defences; changes nothing.
 
@@ -99,7 +95,7 @@ class Defence(RoundHook):
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
-    Settings: ClassVar[type[BaseModel]] = NoDefenceSettings
+    Settings: ClassVar[type[BaseModel]] = Settings
     breaks: ClassVar[dict[str, str]] = {}
     aggregates: ClassVar[bool] = False
     sees_updates: ClassVar[bool] = False

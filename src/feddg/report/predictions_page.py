@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,30 +27,6 @@ from feddg.text import counted, number, printable
 
 SIDE = 144
 """Side of a thumbnail in pixels."""
-
-
-@dataclass(frozen=True)
-class Thumbnail:
-    """A picture of the page.
-
-    Attributes:
-        file: the file as it was named or found.
-        label: the predicted class.
-        number: confidence or risk, in words.
-        unlike_training: whether the image is unlike the training images.
-        source: the picture as a ``data:`` address; None if the file does not exist any more.
-    """
-
-    file: str
-    label: str
-    number: str
-    unlike_training: bool
-    source: str | None
-
-    @property
-    def name(self) -> str:
-        """The file name without folders."""
-        return os.path.basename(self.file)
 
 
 def write_predictions_page(
@@ -168,10 +143,12 @@ def _thumbnails(
     rows: Sequence[tuple[str, str, float, bool | None]],
     about: ModelDescription,
     number: str = "{:.1%}",
-) -> list[Thumbnail]:
+) -> list[dict[str, Any]]:
+    """Returns the pictures of the page; one whose file is gone has no source."""
     with quiet_pillow(tiled=about.tile is not None):
         return [
-            Thumbnail(file, label, number.format(share), bool(unlike), _picture(file, about))
+            {"file": file, "name": os.path.basename(file), "source": _picture(file, about)}
+            | {"label": label, "number": number.format(share), "unlike_training": bool(unlike)}
             for file, label, share, unlike in rows
         ]
 
