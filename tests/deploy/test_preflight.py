@@ -250,3 +250,10 @@ def test_features_need_no_room_for_pixels(tmp_path):
     table = listed_images(None, names, labels, ["a"] * count, images=rows)
     chosen = Experiment(data={"source": "features", "features": 2}, model={"weights": None})
     assert "about 1.07\N{NO-BREAK SPACE}GB are" in check_disk(table, chosen, tmp_path).text
+
+
+def test_noise_for_every_image_is_tried_as_it_is_trained():
+    pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
+    private = {"privacy": {"record_epsilon": 8}, "data": DATA, "train": TRAIN}
+    model = {"backbone": "cnn_gn", "weights": "none"}
+    assert preflight.seconds_per_image(Experiment(**private, model=model), 2) > 0

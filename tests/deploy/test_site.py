@@ -197,11 +197,10 @@ def test_domains_that_are_left_out_are_not_opened_at_a_site(images, tmp_path):
     (tmp_path / "both").mkdir()
     for domain in ("ward", "attic"):
         shutil.copytree(images, tmp_path / "both" / domain)
-    data = {"source": "folder", "leave_out": ["Attic", "cellar"], "group_by": "folder"}
+    data = {"source": "folder", "leave_out": ["Attic", "cellar"]}
     table = list_images(str(tmp_path / "both"), None, Experiment(data=data).data)
     assert table.domain_names == ("ward",)
     assert len(table) == 3
-    assert set(table.groups) == {"ward/cat", "ward/dog"}
 
 
 def test_what_sites_cannot_do_is_said_before_round_1(tmp_path):

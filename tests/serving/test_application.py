@@ -217,7 +217,8 @@ def test_loopback_is_known():
     assert all(map(is_loopback, ("127.0.0.1", "::1", "localhost", "127.8.8.8")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.168.1.2", "example.org")))
     assert "0.0.0.0" not in hosts_of("0.0.0.0", ["model.hospital.org"])
-    assert "model.hospital.org" in hosts_of("0.0.0.0", ["model.hospital.org:8443"])
+    named = ["model.hospital.org:8443", "fd00::5", "[fd00::6]:80"]
+    assert {"model.hospital.org", "fd00::5", "fd00::6"} <= {*hosts_of("0.0.0.0", named)}
 
 
 def test_images_that_wait_are_answered_together(finished, monkeypatch):

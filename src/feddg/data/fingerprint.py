@@ -60,6 +60,7 @@ class ImagesFile(JsonFile):
     root: str | None = None
     count: int
     labels: str
+    said: str = ""
     rendered: str = ""
     folders: dict[str, FolderImages]
     depths: dict[str, int] = Field(default_factory=dict)
@@ -83,6 +84,7 @@ class ImagesFile(JsonFile):
         Equal fingerprints mean that the images have no :func:`difference`.
         """
         parts = [self.count, self.labels, self.rendered, sorted(self.contents().items())]
+        parts += [self.said] if self.said else []
         return _hash([repr(parts).encode("utf-8", "surrogateescape")])
 
 
@@ -141,9 +143,10 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     both = sorted(before.files.keys() & now.files.keys())
     files = tuple(field for field in both if before.files[field] != now.files[field])
     old, new = before.contents(), now.contents()
+    other = bool(before.said and now.said and before.said != now.said)
     if not old and not new:
         parts = [(table.rendered, table.labels, table.count) for table in (before, now)]
-        return Difference(rendered=parts[0] != parts[1], files=files)
+        return Difference(rendered=other or parts[0] != parts[1], files=files)
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
     moved = tuple(path for path in fresh if new[path][1] in gone)
@@ -155,7 +158,8 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
         moved=moved,
         changed=tuple(sorted(path for path in old.keys() & new.keys() if old[path] != new[path])),
     )
-    return replace(differences, labels=not differences and before.labels != now.labels, files=files)
+    other = other or before.labels != now.labels
+    return replace(differences, labels=not differences and other, files=files)
 
 
 class ContentHashes:
@@ -234,7 +238,8 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
         if table.images is not None:
             shape = repr(table.images.shape).encode()
             rendered = _hash([shape, np.ascontiguousarray(table.images).data])
-        return ImagesFile(count=len(table), labels=_labels(table), rendered=rendered, folders={})
+        hashes_of_rows = {"labels": _labels(table), "said": _said(table), "rendered": rendered}
+        return ImagesFile(count=len(table), folders={}, **hashes_of_rows)
     folders: dict[str, FolderImages] = {}
     for path, (size, content) in sorted(hashes.of(map(file_of, table.paths)).items()):
         folder, _, name = path.rpartition("/")
@@ -243,7 +248,11 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
         images.sizes.append(size)
         images.hashes.append(content)
     return ImagesFile(
-        root=str(table.root), count=len(table), labels=_labels(table), folders=folders
+        root=str(table.root),
+        count=len(table),
+        labels=_labels(table),
+        said=_said(table),
+        folders=folders,
     )
 
 
@@ -259,16 +268,24 @@ def file_of(path: str) -> str:
 
 
 def _labels(table: ImageTable) -> str:
-    """Returns a hash of what is said of each path, whatever the order of names.
+    """Returns a hash of each path's class and domain, whatever the order of rows and names."""
+    rows = sorted(
+        f"{path}\0{table.class_names[label]}\0{table.domain_names[domain]}"
+        for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())
+    )
+    return _hash(["\n".join(rows).encode("utf-8", "surrogateescape")])
+
+
+def _said(table: ImageTable) -> str:
+    """Returns a hash of what else is said of each path; empty if nothing is.
 
     The order of rows counts only in a user's table: it decides what is drawn.
     """
-    said = (table.split, table.clients, table.groups, *table.subgroups.values())
-    columns = (table.labels, table.domains, *(column for column in said if column is not None))
-    rows = [
-        "\0".join((path, table.class_names[label], table.domain_names[domain], *map(str, more)))
-        for path, label, domain, *more in zip(table.paths, *(c.tolist() for c in columns))
-    ]
+    more = (table.split, table.clients, table.groups, *table.subgroups.values())
+    columns = [column.tolist() for column in more if column is not None]
+    if not columns and table.listed_rows is None:
+        return ""
+    rows = ["\0".join(map(str, row)) for row in zip(table.paths, *columns)]
     if table.listed_rows is None:
         rows.sort()
     return _hash(["\n".join(rows).encode("utf-8", "surrogateescape")])

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from feddg.data.decoding import Tile
 from feddg.data.images import IMAGE_SUFFIXES, ImageTable
 from feddg.data.partition import Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
@@ -78,7 +79,7 @@ def _patients(table: ImageTable) -> np.ndarray | None:
         return None
     from feddg.data.formats.dicom import patient_of
 
-    ids = [patient_of(root / path) for path in table.paths]
+    ids = [patient_of(root / Tile.named(path).file) for path in table.paths]
     patients = list(zip(table.domains.tolist(), ids))
     for domain in set(table.domains.tolist()):
         if len({id for place, id in patients if place == domain and id}) < 2:

@@ -296,7 +296,8 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         FeddgError: the experiment cannot be trained here.
         RuntimeError: PyTorch fails, for example for lack of memory.
     """
-    train = experiment.train.model_copy(update={"local_steps": STEPS, "head_rounds": 0})
+    once = {"local_steps": None, "local_epochs": 1, "head_rounds": 0}  # a pass over STEPS batches
+    train = experiment.train.model_copy(update=once)
     bare = experiment.without_weights.model_copy(update={"train": train})
     size, images = bare.data.image_size, STEPS * train.batch_size
     noise = numpy.random.default_rng(0).integers(0, 256, (images, size, size, 3), numpy.uint8)

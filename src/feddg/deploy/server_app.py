@@ -233,8 +233,9 @@ class Sites(Clients):
                 log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
             for score in new:
                 named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
-                alike = several and score.split != UNLABELLED  # whose domain is the site's name
-                gathered.append(named if alike or score.domain in here else score)
+                # Without labels the domain is the site's name already.
+                alike = score.domain in here or (several and score.split != UNLABELLED)
+                gathered.append(named if alike else score)
         return gathered
 
     def _read(self, reply: Message, id: int) -> list[Score]:
@@ -360,6 +361,7 @@ def _prepared(
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val, *tested),
     )
     transport.registry.features = before.features if before else []
+    transport.registry.classes = before.classes if before else []
     registered = transport.gather(deployment.minimum)
     _warn_of_dominance({names[id]: registration.images for id, registration in registered.items()})
     classes = before.classes if before else _classes(names, registered)

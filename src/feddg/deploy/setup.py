@@ -233,6 +233,8 @@ def write_app(
         experiment = experiment.model_copy(update={"data": data})
     require_network_fit(method_class(experiment.method.name))
     require_fit_for_sites(experiment)
+    if min_sites > len(sites):
+        raise ExperimentError(f"min-sites is {min_sites}; there are {len(sites)} sites")
     everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()

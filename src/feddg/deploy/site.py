@@ -233,8 +233,7 @@ def list_images(
         table = load_source("folder", images)
     else:
         table = from_class_folders(images, domain)
-    table = table.without(held_out_among(table.domain_names, data.leave_out))
-    return with_groups(table, data.group_by)
+    return table.without(held_out_among(table.domain_names, data.leave_out))
 
 
 def _unlabelled_images(root: Path, site: str) -> ImageTable:
@@ -315,6 +314,7 @@ def on_all_images(
     table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
 ) -> Evaluation:
     """Returns an evaluation of all images of a table, as a test split."""
+    table = with_groups(table, experiment.data.group_by)
     return evaluation_of(table, pixels, {"test": numpy.arange(len(table))}, experiment, worker)
 
 
@@ -453,18 +453,16 @@ class Site:
         table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = on_all_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
-        rows = []
-        for result in scores:
-            groups, independent = result.counted
-            counts = result.confusion.tolist()
-            row = DomainScore(
-                domain=result.domain,
-                loss=result.loss,
-                confusion=counts,
-                groups=groups,
-                independent=independent,
+        rows = [
+            DomainScore(
+                domain=score.domain,
+                loss=score.loss,
+                confusion=score.confusion.tolist(),
+                groups=score.counted[0],
+                independent=score.counted[1],
             )
-            rows.append(row)
+            for score in scores
+        ]
         return Payload(parts={"scores": Message({}, {"scores": DOMAIN_SCORES.to_text(rows)})})
 
     @contextmanager

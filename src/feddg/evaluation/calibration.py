@@ -11,7 +11,7 @@ from feddg.evaluation.metrics import student
 from feddg.records import ClientsTable
 
 REAL_CLIENTS: Final = ("client", "natural")
-"""The partition whose clients are who really holds the images."""
+"""The partition, and its other name, whose clients are who really holds the images."""
 LEVEL: Final = 0.9
 """How often an interval should contain the truth."""
 quantile = partial(student, level=LEVEL)

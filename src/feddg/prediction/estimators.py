@@ -287,6 +287,8 @@ class Familiar:
         random, limits = numpy_stream(0, "folders", str(images)), list[float]()
         for site in range(len(self.spans)) if len(self.spans) > 1 else ():
             rows = numpy.flatnonzero(self.sites == site)
+            if len(rows) < 2:  # which says nothing of what a site looks like
+                continue
             others = numpy.delete(self.outside, site, axis=1)
             of_class = [rows[self.labels[rows] == label] for label in numpy.unique(self.labels)]
             kinds = [rows, *(part for part in of_class if len(part) >= LEAST_OF_A_FOLDER)]

@@ -196,7 +196,8 @@ def validate(
         images: ``root/class/*`` with ``domain``, ``root/domain/class/*`` without.
         out: the JSON file to write, to be handed back; none by default.
         domain: name of the domain for images in ``root/class/*``.
-        hide_below: leave out counts of images below this number, see :func:`release`.
+        hide_below: leave out counts of images, or of tiles of fewer files, below this number, see
+            :func:`release`.
         device: ``cpu``, ``cuda`` or ``auto``.
         which: the selection rule of the model.
         batch_size: images per forward pass.
@@ -257,9 +258,9 @@ def _domain(
         unlike += answer.unlike_training is True
     if not confusion.any():
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
-    # A cell that counts tiles holds at least this many files.
-    tiles = int(numpy.bincount(files).max()) if hide_below > 1 else 1
-    least = hide_below * tiles
+    # More tiles than the largest files have, all but one of so many, are of so many files at least.
+    largest = numpy.sort(numpy.bincount(files))[::-1][: max(0, hide_below - 1)]
+    least = max(hide_below, int(largest.sum()) + 1)
     released = release(confusion, least)
     accuracy = None if released.correct is None else released.correct / released.total
     rows = numpy.flatnonzero(table.domains == table.domain_id(name))

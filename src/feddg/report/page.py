@@ -91,10 +91,12 @@ def write_comparison(folder: Path) -> Path:
     page = comparison_page(results)
     write_file(folder / "results.csv", to_text(results.rows))
     write_file(folder / "margins.csv", margins_csv(results))
-    for old in (folder / "tables").glob("*.*"):  # of an earlier comparison in this folder
-        if old.suffix in (".md", ".csv", ".tex"):
-            old.unlink(missing_ok=True)
     write_tables(page, folder / "tables")
+    for old in (folder / "tables").glob("*.tex"):  # of an earlier comparison in this folder
+        files = [old.with_suffix(suffix) for suffix in (".md", ".csv", ".tex")]
+        if old.stem not in dict(page_tables(page)) and all(file.is_file() for file in files):
+            for file in files:
+                file.unlink()
     return write_page(page, folder / "report.html")
 
 

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import h11
 import uvicorn
@@ -196,7 +195,13 @@ def is_loopback(host: str) -> bool:
 def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
     """Returns the names that requests may use for a server."""
     names = () if host in ("0.0.0.0", "::") else (host,)
-    return {*LOOPBACK_NAMES, *names, *(urlsplit(f"//{name}").hostname or name for name in known_as)}
+    return {*LOOPBACK_NAMES, *names, *map(_without_port, known_as)}
+
+
+def _without_port(name: str) -> str:
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name if name.count(":") > 1 else name.partition(":")[0]  # of IPv6 all are the address's
 
 
 def _listen(host: str, port: int) -> socket.socket:
