@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feddg
 from feddg.errors import ExperimentError, RunError
+from feddg.experiment import Experiment
 from feddg.methods import FedAvg, Pardon
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.models.backbones import build_network, split_network
@@ -390,3 +391,29 @@ def test_a_mean_of_the_last_rounds_holds_no_earlier_ones(calls):
         fed.fit(rounds)
     held = int(fed.server.state.extras["averages/rounds/swa"])
     assert 1 <= held <= 4
+
+
+def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(tmp_path):
+    chosen = Experiment(
+        data={"source": "digits", "image_size": 8, "id_val": 0},
+        hold_out="ink",
+        clients={"number": 2},
+        model={"backbone": "cnn", "weights": None},
+        train={"rounds": 1, "local_steps": 1},
+    )
+    fed = feddg.Federation.of(chosen, tmp_path).fit(1)
+    site = [(Image.new("RGB", (8, 8)), n % 2) for n in range(3)]
+    assert fed.evaluate(site).examples == 3
+    norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
+    feddg.Federation([site[:1], site], norm)
+
+
+def test_an_experiment_of_a_run_is_run_as_it_was(tmp_path, caplog):
+    data = {"source": "digits", "image_size": 8, "id_val": 0}
+    train = {"rounds": 1, "local_steps": 1}
+    few = {"clients": {"number": 2}, "method": "fedprox", "hold_out": "ink"}
+    done = feddg.run(data=data, train=train, **few, out=tmp_path, report=False)
+    again = feddg.run(done.experiment, seed=1, out=tmp_path, report=False)
+    assert again.experiment.method.name == "fedprox"
+    assert again.experiment.seed == 1
+    assert "does nothing" not in caplog.text

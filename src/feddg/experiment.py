@@ -242,7 +242,6 @@ def load_stored(path: Path) -> Experiment:
             f"{path} was changed, names what your own code registers and was not imported, or was "
             f"written by another version of feddg: {error}"
         ) from None
-    vars(experiment)["given"] = {}  # the file says every field, whoever said it
     return experiment
 
 
@@ -479,6 +478,8 @@ def _with_possible_head(full: Fields, given: Fields) -> Fields:
     If the user asks for both, the defence refuses the combination.
     """
     privacy, train = full.get("privacy", {}), full.get("train", {})
+    if _method_of(full).one_round:
+        return full
     asking = (privacy.get(name) for name in ("clipping", "epsilon", "record_epsilon"))
     clipped = any(value not in (None, "none") for value in asking)
     asked = given.get("train", {}).get("head") is not None

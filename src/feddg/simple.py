@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 import numpy
 import torch
@@ -121,6 +121,8 @@ class Federation(federation.Federation):
         names: those of them that have a name.
     """
 
+    _sources: Sequence[tuple[str, Numbered | None]] = ()
+
     def __init__(
         self,
         clients: Sequence[Labelled],
@@ -146,16 +148,14 @@ class Federation(federation.Federation):
         arrays = []
         for id, dataset in enumerate(clients):
             arrays.append(read_images(dataset, f"client {id}", image_size, task))
-            first, here = arrays[0][0].shape[1], arrays[id][0].shape[1]
-            if here != first:
+            side, here = arrays[0][0].shape[1], arrays[id][0].shape[1]
+            if here != side:
                 raise ExperimentError(
-                    f"client {id} has images of {here} pixels, and client 0 of {first}: resize "
+                    f"client {id} has images of {here} pixels, and client 0 of {side}: resize "
                     "them in the data sets, or give image_size="
                 )
-        image_size = arrays[0][0].shape[1]
         number = number or len(clients if transport is None else transport.clients)
-        settings = _settings(method, fields, number, cast(int, image_size))
-        shape, side = arrays[0][1].shape[1:], arrays[0][0].shape[1]
+        settings, shape = _settings(method, fields, number, side), arrays[0][1].shape[1:]
         check_task(type(method), task, shows_pixels(shape, side))
         augmentation = find_augmentation(settings.train.augmentation)
         if augmentation.moves and shows_pixels(shape, side) and not can_move(shape, side):
@@ -168,7 +168,6 @@ class Federation(federation.Federation):
                 f"{start.classes} logits: name each of them"
             )
         self.names = tuple(class_names or ())
-        self._sources: list[tuple[str, Numbered | None]] = []
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             if not self.names:
@@ -469,7 +468,8 @@ def _draws_by_itself(network: Network, images: numpy.ndarray) -> None:
     draw_dropout_from(probe, torch.Generator())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        probe(_look(images).to(next(probe.parameters()).device))
+        look = _look(images)  # twice: one image has no variance
+        probe(torch.cat([look, look]).to(next(probe.parameters()).device))
         if not torch.equal(before, torch.get_rng_state()):
             warn(
                 "draws-of-its-own",

@@ -1,11 +1,13 @@
 """Commands that run one experiment: ``demo``, ``run``, ``resume``, ``forget``."""
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from feddg import api
+from feddg.errors import ExperimentError
 from feddg.options import (
     DryRunOption,
     ExperimentCommand,
@@ -73,10 +75,9 @@ def run(
     The run's folder holds everything about it. The same experiment is never run twice: a finished
     one is shown, an interrupted one continues.
     """
-    from feddg.experiment import load_experiment
-
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
-    asked = load_experiment(experiment, overrides)
+    for name in overrides.keys() & inspect.signature(api.run).parameters.keys():
+        raise ExperimentError(f"--set {name}: an experiment has no such field; it is a flag")
     if dry_run:
         from feddg.cli.output import show_preview
         from feddg.runs.beforehand import preview
@@ -88,7 +89,7 @@ def run(
 
     with resumable():
         watching = observer(quiet, verbose)
-        done = api.run(asked, observer=watching, snapshots=kept, **options)
+        done = api.run(experiment, observer=watching, snapshots=kept, **options, **overrides)
     show("print_results", done)
 
 

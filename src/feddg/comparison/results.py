@@ -431,6 +431,8 @@ def results_of(folders: Sequence[Path]) -> Results:
     if apart:
         made = first_names([str(folder) for folder in apart])
         text = f"Left out, since `feddg compare` made them a page of their own: {made}."
+        if len(apart) == len(folders):
+            raise RunError(f"each has a page of its own: {made}; name one")
         emit(note("comparison-left-out", text))
     alone = (folder for folder in folders if folder not in apart)
     runs = [read_run(folder) for folder in {path.resolve(): path for path in alone}.values()]
@@ -509,7 +511,8 @@ def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     for fields, own in zip(settings, read):
         for name in own:
             del fields[name]
-    roots = (of.get("data.root", "none").replace("none", "") or of["data.source"] for of in read)
+    said = ((of.get("data.root", "none"), of["data.source"]) for of in read)
+    roots = (source if root == "none" else root for root, source in said)
     short = dict(zip(texts, (Path(root).name for root in roots)))
     unique = len({*short.values()}) == len(short)
     return [{DATA: short[text] if unique else text} for text in texts]

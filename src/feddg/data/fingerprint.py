@@ -50,6 +50,8 @@ class ImagesFile(JsonFile):
         root: their folder at that time; not compared.
         count: rows of the table.
         labels: a hash of every image's class and domain.
+        said: a hash of their roles, clients, groups and subgroups, and of a table's order; empty if
+            nothing is said of these.
         rendered: a hash of the pixels, if they do not come from files.
         folders: the files by their folder, below the root.
         depths: bits used by values of files deeper than 8 bits, by domain; not compared.

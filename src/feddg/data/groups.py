@@ -5,6 +5,7 @@ one role and one client. What cannot be kept together is reported: a group on bo
 hold-out, or at two real clients.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -91,8 +92,10 @@ def _patients(table: ImageTable) -> np.ndarray | None:
                     "Say what belongs together (--group-by), or leave that domain out.",
                 )
             return None
-    # Who knows how IDs are made could count up to a hash of one.
-    numbers = {id: str(number) for number, id in enumerate(dict.fromkeys(filter(None, ids)))}
+    # By numbers: who knows how IDs are made could count up to a hash of one. Units are drawn in the
+    # order of names, so that of hashes stays.
+    order = sorted({*filter(None, ids)}, key=lambda id: hashlib.sha256(id.encode()).hexdigest())
+    numbers = {id: f"{number:09}" for number, id in enumerate(order)}
     names = [numbers.get(id, f"#{row}") for row, id in enumerate(ids)]
     return np.array(names) if len(set(names)) < len(names) else None
 

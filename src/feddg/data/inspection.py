@@ -214,14 +214,14 @@ def about_splits(
         )
     files = [Tile.named(path).file for path in table.paths]
     of = np.array(files) if table.groups is None else table.groups
-    what = "image" if table.groups is None else "group of images"
+    what = ("image",) if table.groups is None else ("group of images", "groups of images")
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
         count = len(np.unique(of[rows]))
         if picks and 0 < count < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / count) ** 0.5
             yield warning(
                 "small-validation",
-                f"Validation on {where} domains has only {counted(count, what)}: a round "
+                f"Validation on {where} domains has only {counted(count, *what)}: a round "
                 f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
                 f"{margin:.0f} points).",
             )

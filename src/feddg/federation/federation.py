@@ -210,20 +210,20 @@ class Federation:
                 raise ExperimentError(f"rounds is {rounds}; it must be a whole number from 0")
             if rounds == 0:
                 return self
-            state.rounds, plan = state.round + rounds, self.settings.train
-            changes = plan.schedule != "constant" or plan.warmup_rounds
-            if self.remote and changes and state.rounds != plan.rounds:
+            last, plan = state.round + rounds, self.settings.train
+            other = plan.schedule != "constant" and last != plan.rounds
+            if other and self.remote:
                 raise ExperimentError(
                     "sites know by their own settings alone when the learning rate falls: say "
-                    f"rounds={state.rounds} where each program, and this one, makes its Federation"
+                    f"rounds={last} where each program, and this one, makes its Federation"
                 )
-            if changes and state.rounds != plan.rounds:
+            if other:
                 warn(
                     "schedule-of-this-call",
-                    f"The learning rate falls as if round {state.rounds} were the last, not "
-                    f"{plan.rounds}.",
+                    f"The learning rate falls as if round {last} were the last, not {plan.rounds}.",
                     "Call fit once, with a hook that looks after each round.",
                 )
+            state.rounds = last
             for worker in self.workers:  # schedules of the learning rate know the last round
                 worker.train = worker.train.model_copy(update={"rounds": state.rounds})
         with as_usual():

@@ -106,8 +106,7 @@ class FrozenWeights(RoundHook):
 
     def completed(self, state: State, round: Round) -> State:
         """Keeps frozen entries to the bit, whatever a method makes of them: clients have those."""
-        if self.names:
-            state.weights = state.weights | {n: round.state.weights[n] for n in self.names}
+        state.weights = state.weights | {n: round.state.weights[n] for n in self.names}
         return state
 
     def trained(self, weights: Weights) -> Weights:

@@ -35,10 +35,10 @@ def method_class(name: str) -> type[Method]:
 def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     """Returns one class with all ``parts`` as cooperative bases.
 
-    The first part is the outermost: its hooks run first and reach the next part's through
-    ``super()``. A part whose hook does not call ``super()`` would silence the same hook of all
-    later parts, so it is moved behind them. The composition's name shows the order. Two parts that
-    replace the same hook cannot be combined.
+    The first part is the outermost, or FedProx: its hooks run first and reach the next part's
+    through ``super()``. A part whose hook does not call ``super()`` would silence the same hook of
+    all later parts, so it is moved behind them. The composition's name shows the order. Two parts
+    that replace the same hook cannot be combined.
 
     Raises:
         ExperimentError: the parts cannot be combined; the message says why.

@@ -146,7 +146,7 @@ class Trunk(nn.Module):
         Each gives maps ``(B, C, H, W)``; a network whose maps are not so has none.
         """
         own = getattr(self.model, "stages", None)
-        if isinstance(own, list | tuple | nn.ModuleList):
+        if isinstance(own, list | tuple | nn.ModuleList | nn.Sequential):
             return list(own)
         names = [f"layer{i}" for i in range(1, 5)]
         if all(hasattr(self.model, name) for name in names):

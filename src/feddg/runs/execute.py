@@ -321,7 +321,7 @@ def forget(
 
     Raises:
         RunError: the run is not complete, the site has no part in its model, or cannot be
-            forgotten; the message says why.
+            forgotten (its images were drawn anew in every round, say); the message says why.
     """
     path = Path(folder)
     require_run(path)
@@ -501,8 +501,7 @@ def _run(
 def _compare_machines(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Warns if a run goes on where numbers come out otherwise than where it began."""
     of = {name: (str(before[name]), str(now[name])) for name in SAME if name in before}
-    differ = {name: (a, b) for name, (a, b) in of.items() if a.split(":")[0] != b.split(":")[0]}
-    other = [f"{name} {a}, now {b}" for name, (a, b) in differ.items()]
+    other = [f"{n} {a}, now {b}" for n, (a, b) in of.items() if a.split(":")[0] != b.split(":")[0]]
     if other:
         warn(
             "another-machine",

@@ -570,8 +570,10 @@ def about_settings(
         method: its method.
         clients: the number of domains and of images of each client that trains.
     """
-    counts, train = [*clients], experiment.train
-    said = without_effect(experiment, experiment.given)
+    counts, train, given = [*clients], experiment.train, experiment.given
+    # A complete experiment, such as a stored one, says nothing of who said it.
+    whole = given.keys() >= type(experiment).model_fields.keys() - {"name"}
+    said = [] if whole else without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),

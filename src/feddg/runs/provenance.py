@@ -47,7 +47,7 @@ class ImagesNow:
         return self._images(experiment.data)[1]
 
     def _images(self, data: DataSettings) -> tuple[ImagesFile, str]:
-        key = repr((data.source, data.root, data.options, data.leave_out, data.group_by))
+        key = repr((data.source, data.root, data.all_options, data.leave_out, data.group_by))
         if key not in self._known:
             table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
