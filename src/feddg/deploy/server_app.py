@@ -402,7 +402,7 @@ def _prepared(
     transport.registry.on_registration = join_late
     trainers = (registered[id] for id in sorted(registered) if id < len(names))
     clients = ((len(site.domains), site.images) for site in trainers)
-    emit(*about_settings(experiment, method, clients))
+    emit(*about_settings(experiment, experiment.given, method, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(
         deployment, experiment, sites.held, federation.worker, cache

@@ -67,7 +67,7 @@ from feddg.methods.composition import build_method, method_class
 from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import IMAGENET, DataSettings, EvaluateSettings, without_effect
+from feddg.settings import IMAGENET, DataSettings, EvaluateSettings, Fields, without_effect
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
@@ -551,7 +551,10 @@ def federation_of(
     method, network = build(experiment, len(images.table.class_names))
     domains, sizes = images.table.domains[images.splits.train], images.partition.sizes.tolist()
     counts = (len(set(domains[rows])) for rows in images.partition.rows)
-    emit(*about_settings(experiment, method, zip(counts, sizes)))
+    # A complete experiment, such as a stored one, does not tell what its user said.
+    whole = experiment.given.keys() >= type(experiment).model_fields.keys() - {"name"}
+    given = {} if whole else experiment.given
+    emit(*about_settings(experiment, given, method, zip(counts, sizes)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
@@ -561,19 +564,18 @@ def federation_of(
 
 
 def about_settings(
-    experiment: Experiment, method: Method, clients: Iterable[tuple[int, int]]
+    experiment: Experiment, given: Fields, method: Method, clients: Iterable[tuple[int, int]]
 ) -> list[Diagnostic]:
     """Returns what to say of an experiment's settings before it trains.
 
     Args:
         experiment: the experiment.
+        given: what its user said of it.
         method: its method.
         clients: the number of domains and of images of each client that trains.
     """
-    counts, train, given = [*clients], experiment.train, experiment.given
-    # A complete experiment, such as a stored one, says nothing of who said it.
-    whole = given.keys() >= type(experiment).model_fields.keys() - {"name"}
-    said = [] if whole else without_effect(experiment, given)
+    counts, train = [*clients], experiment.train
+    said = without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
