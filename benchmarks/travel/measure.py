@@ -27,7 +27,7 @@ import torch
 
 import feddg
 from feddg.data.data_set import DATA_SETS
-from feddg.data.partition import partition
+from feddg.data.partition import Dealing, partition
 from feddg.data.pixels import as_unit
 from feddg.evaluation.calibration import Estimate, calibrated
 from feddg.evaluation.intervals import wilson
@@ -195,8 +195,10 @@ def write_cases(folder: Path, out: Path) -> None:
                 write_rows(out, folder.name, found)
     for seed in range(MOST_DRAWS):
         if not is_there(out, f"{folder.name}, clients", None, seed):
-            owners = partition(images.sites.numpy(), images.labels.numpy(), CLIENTS, seed=seed)
-            clients = images._replace(sites=torch.from_numpy(owners.owners))
+            sites, classes_of = images.sites.numpy(), images.labels.numpy()
+            dealing = Dealing(domains=sites, labels=classes_of, clients=CLIENTS, seed=seed)
+            owners = partition("heterogeneous", dealing).owners
+            clients = images._replace(sites=torch.from_numpy(owners))
             chosen = numpy_stream(seed, "who stays out").permutation(CLIENTS)[:STAY_OUT]
             labels = [f"client {number}" for number in range(CLIENTS)]
             found = held_out(clients, classes, sorted(chosen.tolist()), labels, seed)

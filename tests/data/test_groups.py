@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg.data.groups import about_groups, partitioned_units, roles_of_units, units_of, with_groups
+from feddg.data.groups import about_groups, roles_of_units, units_of, with_groups
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.partition import PARTITIONS, PartitionRule, register_partition
 from feddg.data.splits import hold_out
@@ -16,6 +16,7 @@ from feddg.errors import DataError
 pytest.importorskip("pydicom", reason="DICOM is an optional extra")
 
 from dicoms import dicom
+from partitions import unit_partition
 
 SCHEMES = (
     {"scheme": "iid"},
@@ -65,7 +66,7 @@ def test_no_group_is_on_two_sides_or_at_two_clients(seed, count, id_val, mixed):
             assert domain_of.setdefault(group, role) == role
     rows = splits.train
     for options in SCHEMES:
-        share = partitioned_units(
+        share = unit_partition(
             units[rows], table.domains[rows], table.labels[rows], 4, seed=seed, **options
         )
         pairs = set(zip(table.groups[rows].tolist(), share.owners.tolist()))
@@ -140,10 +141,10 @@ def test_groups_at_two_sites_are_counted_in_one_warning():
 
 def test_fewer_groups_than_clients_are_refused():
     with pytest.raises(DataError, match="3 groups"):
-        partitioned_units(np.arange(3), np.zeros(3, int), np.zeros(3, int), 4, seed=0)
+        unit_partition(np.arange(3), np.zeros(3, int), np.zeros(3, int), 4, seed=0)
     units, domains = np.array([0, 0, 0, 0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1, 1, 1, 1])
     with pytest.raises(DataError, match="2 clients cannot share a domain of 1 groups"):
-        partitioned_units(units, domains, np.zeros(8, int), 4, seed=0, scheme="domain")
+        unit_partition(units, domains, np.zeros(8, int), 4, seed=0, scheme="domain")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +206,6 @@ def test_a_rule_sees_who_holds_each_unit(monkeypatch):
     register_partition(PartitionRule(name="held", kind="whole", summary="by holder", decide=decide))
     units, zeros = np.array([0, 0, 1, 1]), np.zeros(4, int)
     holders = np.array(["a", "a", "b", "b"])
-    found = partitioned_units(units, zeros, zeros, 2, scheme="held", holders=holders, seed=0)
+    found = unit_partition(units, zeros, zeros, 2, scheme="held", holders=holders, seed=0)
     assert seen[0].tolist() == ["a", "b"]
     assert found.owners.tolist() == [0, 0, 1, 1]

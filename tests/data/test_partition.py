@@ -18,7 +18,6 @@ from feddg.data.partition import (
     PartitionRule,
     gini,
     in_words,
-    partition,
     partitioned_alike,
     register_partition,
     rules_of,
@@ -28,6 +27,7 @@ from feddg.data.partition import (
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.text import number
+from partitions import partition
 
 
 def column(*sizes: int) -> np.ndarray:

@@ -10,10 +10,11 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples
-from feddg.data.partition import PARTITIONS, partition
+from feddg.data.partition import PARTITIONS
 from feddg.methods.composition import build_method
 from feddg.settings import TrainSettings
 from federations import CLASSES, SmallFederation
+from partitions import partition
 
 OPTIONS = {
     "heterogeneous": {"heterogeneity": 0.5},

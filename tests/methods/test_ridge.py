@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from feddg.clients.client import Client, RecordNoise
 from feddg.data.data_set import load_source
-from feddg.data.partition import partition
 from feddg.data.pixels import open_pixels
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment, explain
@@ -39,6 +38,7 @@ from feddg.models.closed_form import (
 from feddg.privacy.accounting import gaussian_noise
 from feddg.settings import TrainSettings
 from federations import CLASSES, features_of, federation, ridge_of
+from partitions import partition
 
 TRAIN = TrainSettings(rounds=1, batch_size=16, trainable="head")
 

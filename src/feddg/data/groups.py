@@ -15,7 +15,7 @@ import numpy as np
 
 from feddg.data.decoding import Tile
 from feddg.data.images import IMAGE_SUFFIXES, ImageTable
-from feddg.data.partition import Partition, partition, partitioned_alike
+from feddg.data.partition import Dealing, Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, warn
 from feddg.errors import DataError, first_names
@@ -195,9 +195,7 @@ def roles_of_units(
     return np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
 
 
-def partitioned_units(
-    units: np.ndarray, domains: np.ndarray, labels: np.ndarray, clients: int, **settings: object
-) -> Partition:
+def partitioned_units(units: np.ndarray, scheme: str, dealing: Dealing) -> Partition:
     """Partitions images over clients so that each unit goes to one of them.
 
     The rules of :func:`feddg.data.partition.partition` see each unit as one image, of its first
@@ -205,32 +203,29 @@ def partitioned_units(
 
     Args:
         units: ``(n,)`` the unit of each image.
-        domains: ``(n,)`` domain of each image.
-        labels: ``(n,)`` class of each image.
-        clients: number of clients.
-        **settings: of :func:`feddg.data.partition.partition`.
+        scheme: names of rules.
+        dealing: the images and the settings.
 
     Raises:
         DataError: there are fewer units than clients, or as :func:`partition` says.
     """
     _, first, unit_of = np.unique(units, return_index=True, return_inverse=True)
-    if clients > len(first):
+    if dealing.clients > len(first):
         raise DataError(
-            f"{clients} clients cannot share {len(first)} groups of training images, which are not "
-            "to be split. Use fewer clients or smaller groups, or none (--group-by none)."
+            f"{dealing.clients} clients cannot share {len(first)} groups of training images, which "
+            "are not to be split. Use fewer clients or smaller groups, or none (--group-by none)."
         )
-    counts = np.zeros((len(first), int(labels.max()) + 1), np.int64)
-    np.add.at(counts, (unit_of, labels), 1)
-    if (holders := settings.get("holders")) is not None:
-        settings["holders"] = np.asarray(holders)[first]
-    of_units = partition(
-        domains[first],
-        counts.argmax(axis=1),
-        clients,
+    counts = np.zeros((len(first), int(dealing.labels.max()) + 1), np.int64)
+    np.add.at(counts, (unit_of, dealing.labels), 1)
+    of_units = replace(
+        dealing,
+        domains=dealing.domains[first],
+        labels=counts.argmax(axis=1),
+        holders=None if dealing.holders is None else dealing.holders[first],
         of="groups of training images",
-        **settings,  # type: ignore[arg-type]
     )
-    return Partition(of_units.owners[unit_of], np.asarray(domains, np.int64), of_units.clients)
+    found = partition(scheme, of_units)
+    return Partition(found.owners[unit_of], dealing.domains, found.clients)
 
 
 def further_units(

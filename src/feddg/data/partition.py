@@ -14,10 +14,10 @@ import numpy as np
 from feddg.errors import DataError, ExperimentError
 from feddg.registry import Registry
 from feddg.rng import numpy_stream
+from feddg.settings import grouped
 from feddg.text import counted, number
 
 Kind = Literal["domains", "sizes", "labels", "whole"]
-_KINDS: tuple[Kind, ...] = ("domains", "sizes", "labels", "whole")
 SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
 """The rule that a setting implies if no rule that reads it is named."""
 _SMALL_ALPHA = 0.1
@@ -69,72 +69,6 @@ class Partition:
         return np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def partition(
-    domains: np.ndarray,
-    labels: np.ndarray,
-    clients: int,
-    *,
-    scheme: str = "heterogeneous",
-    heterogeneity: float = 0.1,
-    alpha: float | None = None,
-    shards: int | None = None,
-    quantity_alpha: float | None = None,
-    holders: np.ndarray | None = None,
-    of: str = IMAGES,
-    seed: int,
-) -> Partition:
-    """Partitions images over clients: each image goes to one client, each client gets at least one.
-
-    Args:
-        domains: ``(n,)`` domain of each image; any integers.
-        labels: ``(n,)`` class of each image.
-        clients: number of clients, C.
-        scheme: names of rules, joined by ``+``; see :data:`PARTITIONS`.
-        heterogeneity: lambda, from 1 (every client has the global mix) to 0 (one main domain each).
-        alpha: concentration of the labels: small for clients with few classes each, large for the
-            same classes everywhere. ``None`` for no Dirichlet skew.
-        shards: runs of images sorted by class that each client gets. ``None`` for no shards.
-        quantity_alpha: concentration of the sizes. ``None`` for sizes as even as domains allow.
-        holders: ``(n,)`` names of who holds each image in reality; None if unknown. Under a rule
-            that uses them, they are the clients, whatever ``clients`` is.
-        of: what is dealt out as images, for messages.
-        seed: the experiment's seed.
-
-    Returns:
-        The partition; its rows are positions in ``domains``.
-
-    Raises:
-        DataError: more clients than images, fewer clients than domains in the scheme ``domain``, an
-            argument is out of range, or a rule of another package leaves a client without images.
-        ExperimentError: rules that are unknown or contradict each other.
-    """
-    settings = {"alpha": alpha, "shards": shards, "quantity_alpha": quantity_alpha}
-    rules = rules_of(scheme, settings)
-    dealing = Dealing(
-        domains=np.asarray(domains, dtype=np.int64),
-        labels=np.asarray(labels),
-        clients=clients,
-        seed=seed,
-        heterogeneity=heterogeneity,
-        holders=holders,
-        of=of,
-        **settings,  # type: ignore[arg-type]
-    )
-    for rule in rules:
-        if rule.number is not None:
-            clients = rule.number(dealing)
-            dealing = replace(dealing, clients=clients)
-    if clients < 1:
-        raise DataError(f"There must be at least one client, not {clients}.")
-    if clients > len(domains):
-        raise DataError(f"{clients} clients cannot share {len(domains)} {of}. Use fewer clients.")
-    parts = Partition(_owners(rules, dealing), dealing.domains, clients)
-    if not parts.sizes.all():
-        empty = int(np.argmin(parts.sizes))
-        raise DataError(f"clients.partition: {scheme} leaves client {empty} without {of}.")
-    return parts
-
-
 def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.ndarray]:
     """Partitions further images: each client gets the share of a domain that it already holds.
 
@@ -167,12 +101,8 @@ def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
     Returns:
         One int64 array per client: positions in ``further``, ascending; some may be empty.
     """
-    names = np.unique(holders)
-    places = np.minimum(np.searchsorted(names, further), len(names) - 1)
-    rows = np.flatnonzero(names[places] == further)
-    rows = rows[np.argsort(places[rows], kind="stable")]
-    sizes = np.bincount(places[rows], minlength=len(names))
-    return np.split(rows, np.cumsum(sizes)[:-1])
+    rows = grouped((name, row) for row, name in enumerate(further.tolist()))
+    return [np.array(rows.get(name, []), np.int64) for name in np.unique(holders).tolist()]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -185,10 +115,12 @@ class Dealing:
         clients: number of clients, C.
         seed: the experiment's seed.
         heterogeneity: lambda, from 1 (every client has the global mix) to 0 (one main domain each).
-        alpha: Dirichlet concentration over labels.
-        shards: label shards per client.
-        quantity_alpha: Dirichlet concentration over client sizes.
-        holders: ``(n,)`` names of who holds each image in reality; None if unknown.
+        alpha: concentration of the labels: small for clients with few classes each, large for the
+            same classes everywhere. ``None`` for no Dirichlet skew.
+        shards: runs of images sorted by class that each client gets. ``None`` for no shards.
+        quantity_alpha: concentration of the sizes. ``None`` for sizes as even as domains allow.
+        holders: ``(n,)`` names of who holds each image in reality; None if unknown. Under a rule
+            that uses them, they are the clients, whatever ``clients`` is.
         of: what they are, for messages: images, or groups of images that are never split.
     """
 
@@ -288,8 +220,8 @@ def _rule(
     return register
 
 
-def rules_of(names: str, settings: Mapping[str, object]) -> list[PartitionRule]:
-    """Returns the rules of a partition: domains, sizes and labels; or a single ``whole`` one.
+def rules_of(names: str, settings: Mapping[str, object]) -> dict[Kind, PartitionRule]:
+    """Returns the rules of a partition by kind: domains, sizes and labels; or a ``whole`` one.
 
     Args:
         names: names of rules, joined by ``+``.
@@ -304,25 +236,26 @@ def rules_of(names: str, settings: Mapping[str, object]) -> list[PartitionRule]:
     for setting, name in SETTING_RULES.items():
         if settings.get(setting) is not None and setting not in read:
             rules.append(PARTITIONS[name])
-    for kind in _KINDS:
-        alike = [rule.name for rule in rules if rule.kind == kind]
+    for kind, alike in grouped((rule.kind, rule.name) for rule in rules).items():
         if len(alike) > 1:
             raise ExperimentError(
                 f"clients.partition: {alike[0]} and {alike[1]} both decide the {kind} of clients; "
                 "name one"
             )
-    whole = [rule.name for rule in rules if rule.kind == "whole"]
-    if whole and len(rules) > 1:
-        other = next(rule.name for rule in rules if rule.name != whole[0])
+    of_kind = {rule.kind: rule for rule in rules}
+    if "whole" in of_kind and len(rules) > 1:
+        whole = of_kind.pop("whole")
+        other = next(iter(of_kind.values()))
         raise ExperimentError(
-            f"clients.partition: {whole[0]} decides by itself who holds what; leave out {other}"
+            f"clients.partition: {whole.name} decides by itself who holds what; leave out "
+            f"{other.name}"
         )
     for rule in rules:
         if rule.setting is not None and settings.get(rule.setting) is None:
             raise ExperimentError(f"clients.partition: {rule.name} needs clients.{rule.setting}")
-    if not whole and all(rule.kind != "domains" for rule in rules):
-        rules.append(PARTITIONS[EVERYWHERE])
-    return sorted(rules, key=lambda rule: _KINDS.index(rule.kind))
+    if "whole" not in of_kind:
+        of_kind.setdefault("domains", PARTITIONS[EVERYWHERE])
+    return of_kind
 
 
 def counts_clients(names: str) -> bool:
@@ -334,21 +267,51 @@ def counts_clients(names: str) -> bool:
     return any(PARTITIONS.find(name.strip()).number is not None for name in names.split("+"))
 
 
-def _owners(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
+def partition(scheme: str, dealing: Dealing) -> Partition:
+    """Partitions images over clients: each image goes to one client, each client gets at least one.
+
+    Args:
+        scheme: names of rules, joined by ``+``; see :data:`PARTITIONS`.
+        dealing: the images and the settings.
+
+    Returns:
+        The partition; its rows are positions in ``dealing.domains``.
+
+    Raises:
+        DataError: more clients than images, fewer clients than domains in the scheme ``domain``, an
+            argument is out of range, or a rule of another package leaves a client without images.
+        ExperimentError: rules that are unknown or contradict each other.
+    """
+    rules = rules_of(scheme, vars(dealing))
+    for rule in rules.values():
+        if rule.number is not None:
+            dealing = replace(dealing, clients=rule.number(dealing))
+    clients, images, of = dealing.clients, len(dealing.domains), dealing.of
+    if clients < 1:
+        raise DataError(f"There must be at least one client, not {clients}.")
+    if clients > images:
+        raise DataError(f"{clients} clients cannot share {images} {of}. Use fewer clients.")
+    parts = Partition(_owners(rules, dealing), dealing.domains, clients)
+    if not parts.sizes.all():
+        empty = int(np.argmin(parts.sizes))
+        raise DataError(f"clients.partition: {scheme} leaves client {empty} without {of}.")
+    return parts
+
+
+def _owners(rules: Mapping[Kind, PartitionRule], dealing: Dealing) -> np.ndarray:
     """Returns ``(n,)`` int64: the client of each image, by the rules of :func:`rules_of`."""
-    decide = {rule.kind: rule for rule in rules}
-    if "whole" in decide:
-        return decide["whole"].decide(dealing)
-    mix: Mix = decide["domains"].decide(dealing)
-    weights = decide["sizes"].decide(dealing) if "sizes" in decide else None
-    targets = mix.targets(dealing.totals, dealing.clients, weights)
+    if "whole" in rules:
+        return rules["whole"].decide(dealing)
+    mix: Mix = rules["domains"].decide(dealing)
+    sizes, labels = rules.get("sizes"), rules.get("labels")
+    weights = np.ones(dealing.clients) if sizes is None else sizes.decide(dealing)
+    targets = mix.targets(dealing.totals, weights)
     shares = whole_shares(targets, dealing.totals, mix.homes)
-    labels = decide.get("labels")
     if labels is None:
-        owners = deal_by_shares(dealing.rows_by_domain, shares, dealing.random)
+        owners = deal_by_shares(dealing, shares)
     else:
         owners = labels.decide(dealing, shares, targets)
-    if weights is None and (labels is None or labels.keeps_sizes):
+    if sizes is None and (labels is None or labels.keeps_sizes):
         return owners
     return _one_each(owners, dealing, targets)
 
@@ -381,81 +344,43 @@ class Mix:
     homes: list[np.ndarray]
     heterogeneity: float
 
-    def targets(
-        self, totals: np.ndarray, clients: int, weights: np.ndarray | None = None
-    ) -> np.ndarray:
+    def targets(self, totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Returns ``(C, D)`` float: the target number of images per client and domain.
 
         Args:
             totals: ``(D,)`` images of each domain.
-            clients: number of clients, C.
-            weights: ``(C,)`` positive: relative sizes of clients; None for equal sizes.
+            weights: ``(C,)`` positive: relative sizes of clients.
         """
-        shared, unshared = self.heterogeneity, 1 - self.heterogeneity
-        weights = np.ones(clients) if weights is None else weights
-        columns = []
-        for total, home in zip(totals.tolist(), self.homes):
-            target = shared * total * weights / weights.sum()
-            target[home] += unshared * total * weights[home] / weights[home].sum()
-            columns.append(target)
-        return np.stack(columns, axis=1)
+        targets: np.ndarray = self.heterogeneity * totals * weights[:, None] / weights.sum()
+        for domain, home in enumerate(self.homes):
+            own = weights[home]
+            targets[home, domain] += (1 - self.heterogeneity) * totals[domain] * own / own.sum()
+        return targets
 
 
-def proportional_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
+def proportional_homes(dealing: Dealing) -> list[np.ndarray]:
     """Returns the home clients of each domain, so that clients are about equally large.
 
     With more domains than clients, each whole domain, largest first, goes to the client with the
     fewest images so far.
     """
+    totals, clients = dealing.totals, dealing.clients
     if len(totals) > clients:
-        return _packed(totals, clients)
+        packed = np.empty((len(totals), 1), dtype=np.int64)
+        images = np.zeros(clients, dtype=np.int64)
+        for domain in np.argsort(-totals, kind="stable"):
+            packed[domain] = images.argmin()
+            images[packed[domain]] += totals[domain]
+        return list(packed)
     homes = np.ones(len(totals), dtype=np.int64)
     for _ in range(clients - len(totals)):
         homes[np.argmax(totals / homes)] += 1  # of the most crowded, the first
     return _contiguous(homes)
 
 
-def equal_homes(totals: np.ndarray, clients: int, of: str = IMAGES) -> list[np.ndarray]:
-    """Returns equally many home clients for each domain; the largest domains may have one more.
-
-    Args:
-        totals: ``(D,)`` number of images, or of groups of them, by domain.
-        clients: number of clients.
-        of: what is counted.
-
-    Raises:
-        DataError: a domain has fewer images than home clients, or there are fewer clients than
-            domains.
-    """
-    if clients < len(totals):
-        raise DataError(
-            f"One domain per client needs at least {len(totals)} clients, one for each training "
-            f"domain; there are {clients}. Use more clients or the partition 'heterogeneous'."
-        )
-    homes = np.full(len(totals), clients // len(totals))
-    homes[np.argsort(-totals, kind="stable")[: clients % len(totals)]] += 1
-    crowded = np.flatnonzero(homes > totals)
-    if len(crowded):
-        raise DataError(
-            f"{homes[crowded[0]]} clients cannot share a domain of {totals[crowded[0]]} {of}. Use "
-            "fewer clients."
-        )
-    return _contiguous(homes)
-
-
 def _contiguous(homes: np.ndarray) -> list[np.ndarray]:
     """Numbers the home clients domain by domain: the first ``homes[0]`` belong to domain 0, ..."""
     return np.split(np.arange(homes.sum()), np.cumsum(homes)[:-1])
-
-
-def _packed(totals: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Gives each whole domain, largest first, to the client with the fewest images so far."""
-    homes = np.empty((len(totals), 1), dtype=np.int64)
-    images = np.zeros(clients, dtype=np.int64)
-    for domain in np.argsort(-totals, kind="stable"):
-        homes[domain] = images.argmin()
-        images[homes[domain]] += totals[domain]
-    return list(homes)
 
 
 def whole_shares(targets: np.ndarray, totals: np.ndarray, homes: list[np.ndarray]) -> np.ndarray:
@@ -472,46 +397,37 @@ def whole_shares(targets: np.ndarray, totals: np.ndarray, homes: list[np.ndarray
     Returns:
         ``(C, D)`` int64.
     """
+    # Sums such as 0.1 * 10 + 0.9 * 10 may end just below the integer they stand for.
+    shares: np.ndarray = np.floor(targets + 1e-9).astype(np.int64)
     owed = np.zeros(len(targets))
-    columns = []
-    for target, total, home in zip(targets.T, totals.tolist(), homes):
-        # Sums such as 0.1 * 10 + 0.9 * 10 may end just below the integer they stand for.
-        shares: np.ndarray = np.floor(target + 1e-9).astype(np.int64)
-        left = total - int(shares.sum())
-        stranger = np.ones(len(target), dtype=bool)
-        stranger[home] = False
-        short = np.round(owed + target - shares, 6)
-        shares[np.lexsort((-short, stranger))[:left]] += 1
-        owed += target - shares
-        columns.append(shares)
-    return np.stack(columns, axis=1)
+    for target, share, total, home in zip(targets.T, shares.T, totals.tolist(), homes):
+        stranger = ~np.isin(np.arange(len(target)), home)
+        short = np.round(owed + target - share, 6)
+        share[np.lexsort((-short, stranger))[: total - int(share.sum())]] += 1
+        owed += target - share
+    return shares
 
 
 def deal_by_shares(
-    rows_by_domain: list[np.ndarray],
+    dealing: Dealing,
     shares: np.ndarray,
-    random: np.random.Generator,
-    classes: np.ndarray | None = None,
     arrange: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
     """Returns ``(n,)`` int64: the owner of each image, if clients hold what ``shares`` says.
 
     Args:
-        rows_by_domain: for each domain, the positions of its images.
+        dealing: the images.
         shares: ``(C, D)`` images per client and domain.
-        random: shuffles the images of a domain.
-        classes: ``(n,)`` class of each image; needed with ``arrange``.
         arrange: ``(places, classes) -> owners``: assigns the images of a domain, sorted by class,
             to places of clients; None assigns at random.
     """
-    owners = np.empty(sum(map(len, rows_by_domain)), dtype=np.int64)
-    for rows, share in zip(rows_by_domain, shares.T):
+    owners = np.empty(len(dealing.domains), dtype=np.int64)
+    for rows, share in zip(dealing.rows_by_domain, shares.T):
         places = np.repeat(np.arange(len(share)), share)
-        rows = random.permutation(rows)
+        rows = dealing.random.permutation(rows)
         if arrange is not None:
-            assert classes is not None
-            rows = rows[np.argsort(classes[rows], kind="stable")]
-            places = arrange(places, classes[rows])
+            rows = rows[np.argsort(dealing.classes[rows], kind="stable")]
+            places = arrange(places, dealing.classes[rows])
         owners[rows] = places
     return owners
 
@@ -527,12 +443,27 @@ def deal_by_shares(
 
 @_rule("iid", "domains", "the global mix of domains everywhere")
 def _global_mix(dealing: Dealing) -> Mix:
-    return Mix(proportional_homes(dealing.totals, dealing.clients), 1.0)
+    return Mix(proportional_homes(dealing), 1.0)
 
 
 @_rule("domain", "domains", "one domain each, equally many clients for every domain")
 def _one_domain_mix(dealing: Dealing) -> Mix:
-    return Mix(equal_homes(dealing.totals, dealing.clients, dealing.of), 0.0)
+    totals, clients = dealing.totals, dealing.clients
+    if clients < len(totals):
+        raise DataError(
+            f"One domain per client needs at least {len(totals)} clients, one for each training "
+            f"domain; there are {clients}. Use more clients or the partition 'heterogeneous'."
+        )
+    homes = np.full(len(totals), clients // len(totals))
+    # The largest domains may have one more.
+    homes[np.argsort(-totals, kind="stable")[: clients % len(totals)]] += 1
+    crowded = np.flatnonzero(homes > totals)
+    if len(crowded):
+        raise DataError(
+            f"{homes[crowded[0]]} clients cannot share a domain of {totals[crowded[0]]} "
+            f"{dealing.of}. Use fewer clients."
+        )
+    return Mix(_contiguous(homes), 0.0)
 
 
 @_rule(
@@ -541,7 +472,7 @@ def _one_domain_mix(dealing: Dealing) -> Mix:
     "main domains, of which clients.heterogeneity (lambda) says how much leaves home",
 )
 def _home_mix(dealing: Dealing) -> Mix:
-    return Mix(proportional_homes(dealing.totals, dealing.clients), dealing.heterogeneity)
+    return Mix(proportional_homes(dealing), dealing.heterogeneity)
 
 
 # By label: each client has a taste, a Dirichlet draw around the global label shares.
@@ -558,31 +489,19 @@ def _home_mix(dealing: Dealing) -> Mix:
     setting="alpha",
 )
 def _dirichlet_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    random = dealing.random
-    assert dealing.alpha is not None
-    tastes = _tastes(dealing.labels, dealing.clients, dealing.alpha, random)
-    return deal_by_shares(
-        dealing.rows_by_domain,
-        shares,
-        random,
-        dealing.classes,
-        lambda places, classes: _by_taste(places, classes, tastes, random),
-    )
+    """With equally frequent classes a taste is a draw from Dir(alpha), symmetric.
 
-
-def _tastes(
-    labels: np.ndarray, clients: int, alpha: float, random: np.random.Generator
-) -> np.ndarray:
-    """Returns ``(clients, classes)`` label shares, one draw per client.
-
-    With equally frequent classes this is the symmetric Dirichlet distribution of parameter alpha;
-    otherwise its mean is the global label shares p: Dir(alpha C p), for C classes. Hsu et al. draw
+    Otherwise its mean is the global label shares p: Dir(alpha C p), for C classes. Hsu et al. draw
     Dir(alpha p), which is C times as uneven.
     """
-    _, counts = np.unique(labels, return_counts=True)
-    shares = counts / counts.sum()
-    # A little of the mean is mixed in, so that a client whose favourites are gone still chooses.
-    return random.dirichlet(alpha * len(shares) * shares, size=clients) + 1e-9 * shares
+    assert dealing.alpha is not None
+    random, counts = dealing.random, np.bincount(dealing.classes)
+    mean = counts / counts.sum()
+    tastes = random.dirichlet(dealing.alpha * len(mean) * mean, size=dealing.clients)
+    tastes += 1e-9 * mean  # so that a client whose favourites are gone still chooses
+    return deal_by_shares(
+        dealing, shares, lambda places, classes: _by_taste(places, classes, tastes, random)
+    )
 
 
 def _by_taste(
@@ -702,7 +621,7 @@ def _log_gammas(
 )
 def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> np.ndarray:
     assert dealing.shards is not None
-    random, each = dealing.random, dealing.shards
+    each = dealing.shards
     if dealing.clients * each > len(dealing.labels):
         raise DataError(
             f"{dealing.clients} clients with {each} shards each need at least "
@@ -710,7 +629,7 @@ def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> 
             "shards or fewer clients."
         )
     # Which client holds each shard, in the order in which they lie along the sorted images.
-    order = random.permutation(dealing.clients * each)
+    order = dealing.random.permutation(dealing.clients * each)
 
     def arrange(places: np.ndarray, classes: np.ndarray) -> np.ndarray:
         counts = np.bincount(places, minlength=dealing.clients)
@@ -718,7 +637,7 @@ def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> 
         sizes = counts[client] // each + (number < counts[client] % each)
         return np.repeat(client, sizes)
 
-    return deal_by_shares(dealing.rows_by_domain, shares, random, dealing.classes, arrange)
+    return deal_by_shares(dealing, shares, arrange)
 
 
 # By size: how many images clients hold is a Dirichlet draw.
@@ -809,8 +728,7 @@ def skew_of(domains: np.ndarray, labels: np.ndarray) -> Skew:
         domains: ``(C, D)`` images per client and domain.
         labels: ``(C, K)`` images per client and class.
     """
-    sizes = np.asarray(domains).sum(axis=1)
-    domains, labels = np.asarray(domains), np.asarray(labels)
+    sizes = domains.sum(axis=1)
     return Skew(
         Distance(total_variation(domains), _by_chance(domains)),
         Distance(total_variation(labels), _by_chance(labels)),

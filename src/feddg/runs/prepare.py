@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +51,14 @@ from feddg.data.inspection import (
     open_images,
 )
 from feddg.data.near_copies import about_near_copies
-from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
+from feddg.data.partition import (
+    Dealing,
+    Partition,
+    counts_clients,
+    held_alike,
+    partition,
+    partitioned_alike,
+)
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
 from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
@@ -381,14 +388,11 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
             "To measure one, hold a domain out (--hold-out), or raise data.id_val.",
         )
     natural = counts_clients(clients.partition)
-    units, arrange = units_of(table, _copies(table, loaded, data)), partition
-    if units is not None and not natural:
-        arrange = partial(partitioned_units, units[splits.train])
-    share = arrange(
-        table.domains[splits.train],
-        table.labels[splits.train],
-        clients.number,
-        scheme=clients.partition,
+    units = units_of(table, _copies(table, loaded, data))
+    dealing = Dealing(
+        domains=table.domains[splits.train],
+        labels=table.labels[splits.train],
+        clients=clients.number,
         heterogeneity=clients.heterogeneity,
         alpha=clients.alpha,
         shards=clients.shards,
@@ -396,6 +400,10 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         holders=None if table.clients is None else table.clients[splits.train],
         seed=experiment.seed,
     )
+    if units is None or natural:
+        share = partition(clients.partition, dealing)
+    else:
+        share = partitioned_units(units[splits.train], clients.partition, dealing)
     if experiment.train.select_every and not len(splits.id_val):
         raise ExperimentError(
             "train.select_every tries a client's models on its own validation images, and there "

@@ -9,12 +9,13 @@ import pytest
 
 import feddg
 from feddg.data.data_set import load_source
-from feddg.data.partition import held_alike, partition
+from feddg.data.partition import held_alike
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_run
 from odd_inputs import OUTSIDE
+from partitions import partition
 from published_trees import NAMES, hospital, image, write_table
 
 SMALL = {
