@@ -22,7 +22,6 @@ from feddg.data.decoding import (
     ONE_HUGE_IMAGE,
     Reading,
     Samples,
-    Tile,
     bits_used,
     is_deep,
     opened,
@@ -41,7 +40,7 @@ from feddg.data.images import (
     plain_name,
 )
 from feddg.data.pixels import PixelStore, open_pixels
-from feddg.data.splits import Splits
+from feddg.data.splits import ROLES, Splits
 from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning
 from feddg.errors import MissingPackage, first_names
 from feddg.records import BadImageRow
@@ -212,7 +211,7 @@ def about_splits(
             "always answering it is right for as many.",
             "Read the balanced accuracy, and try train.class_weights.",
         )
-    files = [Tile.named(path).file for path in table.paths]
+    files = list(map(file_of, table.paths))
     of = np.array(files) if table.groups is None else table.groups
     what = ("image",) if table.groups is None else ("group of images", "groups of images")
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
@@ -280,7 +279,6 @@ def about_columns(table: ImageTable, splits: Splits) -> Iterator[Diagnostic]:
 
 def about_copies(
     table: ImageTable,
-    files: Sequence[str],
     contents: Sequence[str],
     splits: Splits | None,
     refuse: bool,
@@ -290,16 +288,17 @@ def about_copies(
 
     Args:
         table: usable images.
-        files: the file of each row.
-        contents: a hash of each row's file; empty if unknown.
+        contents: a hash of each row's file, or of the row itself; empty if unknown.
         splits: the rows by role, if known.
         refuse: whether to raise an error for copies that invalidate a result: training images in a
             validation or test set, or copies among training images if a privacy guarantee is for
             single images.
         hides_images: the setting whose epsilon is for a single image; empty for none.
     """
+    what, files = "rows", list(table.paths)
+    if table.root is not None:
+        what, files = "files", list(map(file_of, files))
     groups = groups_of_copies(files, contents)
-    what = "rows" if table.root is None else "files"
     if table.listed_rows is not None:  # named with their row, where a table of a user's lists them
         numbers = table.listed_rows.tolist()
         files = [f"{file} (row {n} of {table.listed_in})" for file, n in zip(files, numbers)]
@@ -318,11 +317,15 @@ def about_copies(
     stops: Severity = "error" if refuse else "warning"
     remedy = REMOVE if refuse else ""
     training = set(splits.train.tolist())
-    leaked = dict(_leaks(groups, training, splits))
+    trained = [[row for row in rows if row in training] for rows in groups]
+    leaked: dict[str, list[list[int]]] = {}
+    for role in ROLES[1:]:
+        measured = set(getattr(splits, role).tolist())
+        copies = [(own[0], row) for rows, own in zip(groups, trained) if own for row in rows]
+        if pairs := [[own, row] for own, row in copies if row in measured]:
+            leaked[role] = pairs
     if leaked:
-        images = ", ".join(
-            f"{sum(len(rows) - 1 for rows in copied)} of {role}" for role, copied in leaked.items()
-        )
+        images = ", ".join(f"{len(pairs)} of {role}" for role, pairs in leaked.items())
         example = _pair(files, next(iter(leaked.values())))
         yield Diagnostic(
             "train-test-leak",
@@ -331,13 +334,13 @@ def about_copies(
             "accuracies are too high.",
             remedy,
         )
-    copies = [used for rows in groups if len(used := [row for row in rows if row in training]) > 1]
-    if copies and hides_images:
+    copied = [own for own in trained if len(own) > 1]
+    if copied and hides_images:
         yield Diagnostic(
             "copies-weaken-epsilon",
             stops,
-            f"{hides_images} is for one {what.rstrip('s')}, and {_contents(copies, what)} "
-            f"({_pair(files, copies)}): of an image with copies more is revealed than that epsilon "
+            f"{hides_images} is for one {what.rstrip('s')}, and {_contents(copied, what)} "
+            f"({_pair(files, copied)}): of an image with copies more is revealed than that epsilon "
             "says.",
             remedy,
         )
@@ -353,21 +356,6 @@ def groups_of_copies(files: Sequence[str], contents: Sequence[str]) -> list[list
     first = {file: row for row, file in reversed(list(enumerate(files)))}
     by_content = grouped((contents[row], row) for row in sorted(first.values()))
     return [rows for content, rows in by_content.items() if content and len(rows) > 1]
-
-
-def _leaks(
-    groups: list[list[int]], training: set[int], splits: Splits
-) -> Iterator[tuple[str, list[list[int]]]]:
-    """Yields, for each validation or test role, training images with their copies in it."""
-    for role in ("id_val", "id_test", "val", "test"):
-        measured = set(getattr(splits, role).tolist())
-        leaked = [
-            [next(row for row in rows if row in training), *copies]
-            for rows in groups
-            if not training.isdisjoint(rows) and (copies := [r for r in rows if r in measured])
-        ]
-        if leaked:
-            yield role, leaked
 
 
 def similar(names: Sequence[str]) -> list[list[str]]:
@@ -601,16 +589,13 @@ def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
 
 def files_by_domain(table: ImageTable) -> dict[str, list[str]]:
     """Returns the distinct files of each domain, in the table's order."""
-    by_domain: dict[str, dict[str, None]] = {name: {} for name in table.domain_names}
-    for path, domain in zip(table.paths, table.domains.tolist()):
-        by_domain[table.domain_names[domain]][Tile.named(path).file] = None
-    return {domain: list(files) for domain, files in by_domain.items()}
+    files = grouped(dict.fromkeys(zip(table.domains.tolist(), map(file_of, table.paths))))
+    return {name: files.get(domain, []) for domain, name in enumerate(table.domain_names)}
 
 
 def evenly(items: Sequence[str], count: int) -> list[str]:
     """Returns at most ``count`` items, evenly spaced."""
-    if len(items) <= count:
-        return list(items)
+    count = min(count, len(items))
     return [items[place * len(items) // count] for place in range(count)]
 
 

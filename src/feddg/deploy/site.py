@@ -270,17 +270,16 @@ def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
     hides = experiment.privacy.hides_images
     if not hides or experiment.data.duplicates in ("warn", "ignore"):
         return ""
-    files, none = list(table.paths), numpy.arange(0)
     if table.root is not None:
-        files = [file_of(path) for path in files]
+        files = [file_of(path) for path in table.paths]
         hashes = ContentHashes(table.root, cache).of(files)
         contents = [hashes[file][1] for file in files]
     elif table.feature_names:
         contents = contents_of_rows(table)
     else:
         return ""
-    splits = Splits(numpy.arange(len(files)), none, none, none, none)
-    faults = about_copies(table, files, contents, splits, refuse=True, hides_images=hides)
+    splits = Splits(numpy.arange(len(table)), *[numpy.arange(0)] * 4)
+    faults = about_copies(table, contents, splits, refuse=True, hides_images=hides)
     return next((fault.text for fault in faults if fault.severity == "error"), "")
 
 

@@ -216,10 +216,9 @@ def split_diagnostics(
         diagnostics += about_splits(table, splits, chosen=chosen, picks=picks)
         diagnostics += about_columns(table, splits)
     if data.duplicates != "ignore":
-        files = list(table.paths if table.root is None else map(file_of, table.paths))
         refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
         hashes = _hashes(table, loaded.contents, data)
-        diagnostics += about_copies(table, files, hashes, splits, refuse, hides_images)
+        diagnostics += about_copies(table, hashes, splits, refuse, hides_images)
     return diagnostics
 
 

@@ -79,9 +79,9 @@ def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
     if images_file(table, hashes) != images_file(again, hashes) or table.paths != again.paths:
         why = "Nobody could repeat a result: draw from a generator of your own, sort what you list"
         yield Fault("the same images twice", "the second time it gives others", why)
-    files = list(table.paths if hashes is None else map(file_of, table.paths))
     if hashes is not None:
         open_pixels(table, 32, cache=None, on_bad_image="fail")
+        files = [file_of(path) for path in table.paths]
         known = hashes.of(files)
         contents = [known[file][1] for file in files]
     else:
@@ -93,7 +93,7 @@ def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
         if not pixels and not (features and numpy.isfinite(table.images).all()):
             what = f"{kind} {shape}, not uint8 (n, height, width, 3) or finite float32 (n, d)"
             yield Fault("images are pixels or features", what, UNUSABLE)
-    warnings = [*about_labels(table), *about_copies(table, files, contents, splits, refuse=True)]
+    warnings = [*about_labels(table), *about_copies(table, contents, splits, refuse=True)]
     for warning in warnings:
         if warning.severity != "note" and warning.code != "missing-classes":
             yield Fault("images show what they should", warning.text.rstrip("."), MISLEADING)
