@@ -44,8 +44,8 @@ from feddg.data.decoding import (
     make_square,
     quiet_pillow,
 )
-from feddg.data.images import ImageTable
-from feddg.diagnostics import Progress, silent, warn
+from feddg.data.images import ImageTable, positions
+from feddg.diagnostics import Progress, arriving, silent, warn
 from feddg.errors import DataError, RunError, first_names
 from feddg.messages import Weights, on_device
 from feddg.records import BadImageRow, JsonFile
@@ -91,6 +91,10 @@ def installed_decoders() -> dict[str, str]:
 class DecodedFiles:
     """The sources of a cache: a table's distinct files sorted by path, and how they are decoded.
 
+    Attributes:
+        shape: of the array of all pixels: ``(rows, size, size, 3)``.
+        key: a hash that changes whenever the decoded pixels could change.
+
     Args:
         table: images in files.
         size: as the rest, see :func:`open_pixels`.
@@ -116,24 +120,16 @@ class DecodedFiles:
             raise DataError("There are no images to open: the table is empty.")
         self.root, self.paths = table.root.resolve(), tuple(sorted(set(table.paths)))
         self.size, self.resize, self.reading, self._seen = size, resize, reading, seen
+        self.shape = (len(self.paths), size, size, 3)
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
         by_path = zip(table.paths, domains)
         self.bits = {path: depths[domain] for path, domain in by_path if domain in depths}
+        self.key = self.key_now()
 
     @cached_property
     def by_file(self) -> dict[str, list[str]]:
         """The rows' paths by file: the file itself, or the tiles of a large image."""
         return grouped((Tile.named(path).file, path) for path in self.paths)
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the array of all pixels: ``(rows, size, size, 3)``."""
-        return len(self.paths), self.size, self.size, 3
-
-    @cached_property
-    def key(self) -> str:
-        """A hash that changes whenever the decoded pixels could change."""
-        return self.key_now()
 
     def key_now(self) -> str:
         """Returns the key computed from the files' present state."""
@@ -145,26 +141,21 @@ class DecodedFiles:
         ]
         return hash_of([made_from, stamps])
 
-    def decode_all(
-        self, keep: Callable[[np.ndarray], object], progress: Progress
-    ) -> list[BadImageRow]:
-        """Passes every file's pixels to ``keep`` in path order, black ones for a bad file."""
-        bad: list[BadImageRow] = []
-        black = np.zeros(self.shape[1:], np.uint8)
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for done, result in enumerate(self._decode_ahead(pool), start=1):
-                if isinstance(result, BadImageRow):
-                    bad.append(result)
-                keep(black if isinstance(result, BadImageRow) else result)
-                progress("decoding images", done, len(self.paths))
-        return bad
+    def decoded(self, progress: Progress) -> Iterator[np.ndarray | BadImageRow]:
+        """Yields every row's pixels in path order, or why it has none."""
+        return arriving(self._decode_ahead(), progress, "decoding images", len(self.paths))
 
-    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImageRow]:
+    def bad(self, progress: Progress) -> list[BadImageRow]:
+        """Decodes every file; returns the rows that have no pixels."""
+        return [image for image in self.decoded(progress) if isinstance(image, BadImageRow)]
+
+    def _decode_ahead(self) -> Iterator[np.ndarray | BadImageRow]:
         files = list(self.by_file.items())
         wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
-        for start in range(0, len(files), wave):
-            for decoded in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
-                yield from decoded
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            for start in range(0, len(files), wave):
+                for row in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
+                    yield from row
 
     def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImageRow]:
         """Decodes the rows of one file: the whole image, or its tiles.
@@ -192,13 +183,11 @@ def _cached_pixels(
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
     if pixels.exists():
         known = Checked.known(checked)
-        try:
+        with suppress(OSError, ValueError):
             stored = open_array(pixels, writable=False)
-        except (OSError, ValueError):
-            stored = np.empty(0)
-        alike = stored.shape == files.shape and stored.dtype == np.uint8
-        if known and alike and known.pixels == known.sealed(zlib.crc32(stored.reshape(-1).data)):
-            return stored, known.bad
+            alike = stored.shape == files.shape and stored.dtype == np.uint8
+            if known and alike and known.pixels == known.sealed(zlib.crc32(stored.reshape(-1).data)):
+                return stored, known.bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
         replace_file(pixels, lambda aside: _decode_to(aside, checked, files, progress))
@@ -210,17 +199,16 @@ def _cached_pixels(
 def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress) -> None:
     # Plain writes, not a memory map: on a full disk a map kills the process, a write raises.
     header = {"descr": "|u1", "fortran_order": False, "shape": files.shape}
+    bad: list[BadImageRow] = []
+    checksum, black = 0, bytes(math.prod(files.shape[1:]))
     with file.open("wb") as opened:
         np.lib.format.write_array_header_1_0(opened, header)
-        checksum = 0
-
-        def write(pixels: np.ndarray) -> None:
-            nonlocal checksum
-            content = pixels.tobytes()
+        for image in files.decoded(progress):
+            if isinstance(image, BadImageRow):
+                bad.append(image)
+            content = black if isinstance(image, BadImageRow) else image.tobytes()
             checksum = zlib.crc32(content, checksum)
             opened.write(content)
-
-        bad = files.decode_all(write, progress)
     if files.key_now() != files.key:
         raise DataError(
             f"Images in {files.root} were changed while they were decoded. Start again when "
@@ -233,15 +221,15 @@ def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progres
 
 def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> list[BadImageRow]:
     """Finds the bad files by decoding everything once; a cache folder stores the result."""
-    checked = None if cache is None else cache / f"checked-{files.key}.json"
-    known = None if checked is None else Checked.known(checked)
-    if known is not None:
-        return known.bad
-    bad = files.decode_all(lambda pixels: None, progress)
-    if cache is not None and checked is not None:
+    if cache is None:
+        return files.bad(progress)
+    checked = cache / f"checked-{files.key}.json"
+    known = Checked.known(checked)
+    if known is None:
+        known = Checked(bad=files.bad(progress))
         with _writing_to(cache):
-            replace_text(checked, Checked(bad=bad).to_text())
-    return bad
+            replace_text(checked, known.to_text())
+    return known.bad
 
 
 class Checked(JsonFile):
@@ -488,7 +476,7 @@ def open_pixels(
     if table.images is not None:
         return table, _rendered(table.images, size, resize), []
     tiled = reading.tile is not None
-    if reading.tile is not None and table.root is not None:
+    if reading.tile is not None:
         with quiet_pillow(tiled=True):
             table = cut(table, reading.tile)
     files = DecodedFiles(table, size, resize, seen, reading, depths)
@@ -512,9 +500,8 @@ def open_pixels(
     fingerprint = hash_of([files.key, usable.paths])
     if pixels is None:
         return usable, StreamingPixels(files, usable.paths, fingerprint), bad
-    place = {path: index for index, path in enumerate(files.paths)}
-    positions = np.array([place[path] for path in usable.paths])
-    return usable, ArrayPixels(pixels, positions, fingerprint), bad
+    places = positions(usable.paths, files.paths)
+    return usable, ArrayPixels(pixels, places, fingerprint), bad
 
 
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:

@@ -175,7 +175,7 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     depths = survey(table, reading).depths
     files = DecodedFiles(sample, data.image_size, data.resize, None, reading, depths)
     with quiet_pillow(tiled=data.tile is not None):
-        bad = files.decode_all(lambda pixels: None, silent)
+        bad = files.bad(silent)
     count = len(bad)
     text = (
         f"{len(sample) - count} of {len(sample)} images tried can be read, of {len(table)} in all."
