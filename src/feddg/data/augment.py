@@ -14,7 +14,7 @@ from torch.nn import functional
 from feddg.errors import ExperimentError
 from feddg.messages import on_device
 from feddg.registry import Registry
-from feddg.settings import Fraction, Settings
+from feddg.settings import Fraction, NotNegative, Settings
 
 # How training images may be varied: the settings, and the general ones by name.
 #
@@ -25,7 +25,6 @@ from feddg.settings import Fraction, Settings
 # :mod:`feddg.data.augment`.
 
 
-Strength = Annotated[float, Field(ge=0)]
 HueStrength = Annotated[float, Field(ge=0, le=0.5)]
 _CROP_TRIES = 10
 _LUMA = (0.299, 0.587, 0.114)
@@ -56,7 +55,7 @@ class AugmentSettings(Settings):
     quarter_turns: bool = Field(
         default=False, description="turn by 0, 90, 180 or 270 degrees, each as often as the others"
     )
-    color_jitter: tuple[Strength, Strength, Strength, HueStrength] = Field(
+    color_jitter: tuple[NotNegative, NotNegative, NotNegative, HueStrength] = Field(
         default=(0.0, 0.0, 0.0, 0.0),
         description="brightness, contrast, saturation (factor 1 +- x), hue (+- x turns)",
     )

@@ -17,7 +17,7 @@ from feddg.data.decoding import Tile
 from feddg.data.images import IMAGE_SUFFIXES, ImageTable
 from feddg.data.partition import Dealing, Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
-from feddg.diagnostics import Diagnostic, warn
+from feddg.diagnostics import Diagnostic, warn, warning
 from feddg.errors import DataError, first_names
 from feddg.rng import numpy_stream
 
@@ -264,11 +264,10 @@ def about_groups(table: ImageTable, splits: Splits, owners: np.ndarray) -> Itera
         "are at several clients": several(splits.train, owners),
     }
     split_up = [f"{count:,} {words}" for words, count in counts.items() if count]
-    if split_up:
-        yield Diagnostic(
-            "groups-on-both-sides" if both else "groups-at-several-sites",
-            "warning",
-            f"Of {len(names):,} groups {', '.join(split_up)}."
-            + (" Accuracies are too high where a group is known from training." if both else ""),
-            "Give each group to one domain, or leave such groups out." if both else "",
-        )
+    text = f"Of {len(names):,} groups {', '.join(split_up)}."
+    if both:
+        text += " Accuracies are too high where a group is known from training."
+        advice = "Give each group to one domain, or leave such groups out."
+        yield warning("groups-on-both-sides", text, advice)
+    elif split_up:
+        yield warning("groups-at-several-sites", text)

@@ -300,17 +300,13 @@ def from_folder(root: Path | str) -> ImageTable:
     Raises:
         DataError: the folder is missing, is not a folder, or holds no images in this layout.
     """
-    root = Path(os.path.expanduser(root))
-    check_folder(root)
+    root = check_folder(root)
     rows = [
         (domain, label, f"{domain}/{path}")
         for domain in folder_names(root)
         for label, path in _class_images(root / domain)
     ]
-    if not rows:
-        raise _no_images(root, LAYOUT)
-    domains, labels, paths = zip(*rows)
-    table = listed_images(root, paths, labels, domains)
+    table = _listed(root, rows, LAYOUT)
     classes = set(table.class_names)
     for domain in folder_names(root):
         if composed(domain) not in table.domain_names:
@@ -337,13 +333,9 @@ def from_class_folders(root: Path | str, domain: str) -> ImageTable:
     Raises:
         DataError: the folder is missing, is not a folder, or holds no images in this layout.
     """
-    root = Path(os.path.expanduser(root))
-    check_folder(root)
-    rows = list(_class_images(root))
-    if not rows:
-        raise _no_images(root, "<root>/<class>/<image>")
-    labels, paths = zip(*rows)
-    return listed_images(root, paths, labels, [domain] * len(paths))
+    root = check_folder(root)
+    rows = [(domain, label, path) for label, path in _class_images(root)]
+    return _listed(root, rows, "<root>/<class>/<image>")
 
 
 def _class_images(folder: Path) -> Iterator[tuple[str, str]]:
@@ -353,11 +345,14 @@ def _class_images(folder: Path) -> Iterator[tuple[str, str]]:
             yield label, f"{label}/{name}"
 
 
-def _no_images(root: Path, layout: str) -> DataError:
-    return DataError(
-        f"No images were found in {root} as {layout}. {_what_is_there(root)} "
-        f"Image files end in {endings()}."
-    )
+def _listed(root: Path, rows: Sequence[tuple[str, str, str]], layout: str) -> ImageTable:
+    if not rows:
+        raise DataError(
+            f"No images were found in {root} as {layout}. {_what_is_there(root)} "
+            f"Image files end in {endings()}."
+        )
+    domains, labels, paths = zip(*rows)
+    return listed_images(root, paths, labels, domains)
 
 
 def spelt_alike(name: str, names: Sequence[str]) -> list[str]:
@@ -392,18 +387,20 @@ def composed(name: str) -> str:
     return normalize("NFC", name)
 
 
-def check_folder(root: Path) -> None:
-    """Checks that a folder exists and can be read.
+def check_folder(root: Path | str) -> Path:
+    """Returns a folder, of a user also as ``~``, after checking that it can be read.
 
     Raises:
         DataError: it does not exist or cannot be read.
     """
+    root = Path(os.path.expanduser(root))
     with file_faults(DataError, f"The image folder {root} cannot be read", ValueError):
         is_there = root.is_dir()
     if not is_there:
         raise DataError(f"{root} does not exist, or is not a folder. Expected {LAYOUT}.")
     if not os.access(root, os.R_OK | os.X_OK):
         raise DataError(f"The image folder {root} may not be read. Change its permissions.")
+    return root
 
 
 def folder_names(folder: Path) -> list[str]:

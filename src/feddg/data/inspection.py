@@ -665,40 +665,31 @@ def stored_images(table: ImageTable) -> dict[str, dict[str, object]]:
     """
     if table.root is None:
         return {}
-    root = table.root
+    stored: dict[str, dict[str, object]] = {}
     with quiet_pillow(tiled=True), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return {
-            domain: _stored(
-                list(pool.map(lambda file: _head(root / file), files)),
-                list(pool.map(lambda file: _values(root / file), evenly(files, SAMPLE))),
-            )
-            for domain, files in files_by_domain(table).items()
-        }
-
-
-def _stored(
-    heads: Sequence[tuple[int, int, str] | None],
-    values: Sequence[tuple[int, float, float, float] | None],
-) -> dict[str, object]:
-    opened = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
-    sizes = [(width, height) for width, height, _ in opened] or [(0, 0)]
-    modes = dict(Counter(mode for _, _, mode in opened).most_common())
-    if len(opened) < len(heads):
-        modes["cannot be opened"] = len(heads) - len(opened)
-    sample = [value for value in values if value]
-    bits, low, high, mean = zip(*sample) if sample else ((0,), (0.0,), (0.0,), (0.0,))
-    return {
-        "files": len(heads),
-        "smallest": sizes[0],
-        "middle": sizes[len(sizes) // 2],
-        "largest": sizes[-1],
-        "modes": modes,
-        "bits": max(bits),
-        "low": min(low),
-        "high": max(high),
-        "mean": float(np.mean(mean)),
-        "sampled": len(sample),
-    }
+        for domain, files in files_by_domain(table).items():
+            heads = list(filter(None, pool.map(_head, map(table.root.joinpath, files))))
+            heads.sort(key=lambda head: (head[0] * head[1], head))
+            sizes = [head[:2] for head in heads] or [(0, 0)]
+            modes = dict(Counter(mode for _, _, mode in heads).most_common())
+            if len(heads) < len(files):
+                modes["cannot be opened"] = len(files) - len(heads)
+            looked_at = map(table.root.joinpath, evenly(files, SAMPLE))
+            sample = list(filter(None, pool.map(_values, looked_at)))
+            bits, low, high, mean = zip(*sample) if sample else ((0,), (0.0,), (0.0,), (0.0,))
+            stored[domain] = {
+                "files": len(files),
+                "smallest": sizes[0],
+                "middle": sizes[len(sizes) // 2],
+                "largest": sizes[-1],
+                "modes": modes,
+                "bits": max(bits),
+                "low": min(low),
+                "high": max(high),
+                "mean": float(np.mean(mean)),
+                "sampled": len(sample),
+            }
+    return stored
 
 
 def _head(path: Path) -> tuple[int, int, str] | None:

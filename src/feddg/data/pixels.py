@@ -185,8 +185,9 @@ def _cached_pixels(
         known = Checked.known(checked)
         with suppress(OSError, ValueError):
             stored = open_array(pixels, writable=False)
+            content = zlib.crc32(stored.reshape(-1).data)
             alike = stored.shape == files.shape and stored.dtype == np.uint8
-            if known and alike and known.pixels == known.sealed(zlib.crc32(stored.reshape(-1).data)):
+            if known and alike and known.pixels == known.sealed(content):
                 return stored, known.bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
