@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
-from PIL import UnidentifiedImageError
 
 from feddg.data.decoding import (
     AS_IT_IS,
@@ -36,7 +35,6 @@ from feddg.data.images import (
     ImageTable,
     composed,
     is_dicom,
-    open_image,
     plain_name,
 )
 from feddg.data.pixels import PixelStore, open_pixels
@@ -695,16 +693,14 @@ def stored_images(table: ImageTable) -> dict[str, dict[str, object]]:
 def _head(path: Path) -> tuple[int, int, str] | None:
     """Returns width, height and kind of a file; None if it cannot be opened."""
     try:
-        with open_image(path) as image:
-            bands = len(image.getbands())
+        with opened(path) as image:
+            if image is None:
+                height, width, bands = (values := read_tiff(path).values).shape
+                return width, height, f"{values.dtype} x {bands}"
             deep = is_deep(image) and image.mode in ("RGB", "RGBA")
-            return (*image.size, f"16 bits x {bands}" if deep else image.mode)
-    except UnidentifiedImageError:
-        samples = _samples(path)
-        if samples is None:
-            return None
-        height, width, bands = samples.values.shape
-        return width, height, f"{samples.values.dtype} x {bands}"
+            return (*image.size, f"16 bits x {len(image.getbands())}" if deep else image.mode)
+    except MissingPackage:
+        raise
     except Exception:  # decoding says what is wrong with it
         return None
 

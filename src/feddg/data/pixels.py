@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
@@ -93,6 +93,7 @@ class DecodedFiles:
 
     Attributes:
         shape: of the array of all pixels: ``(rows, size, size, 3)``.
+        by_file: the rows' paths by file: the file itself, or the tiles of a large image.
         key: a hash that changes whenever the decoded pixels could change.
 
     Args:
@@ -121,15 +122,11 @@ class DecodedFiles:
         self.root, self.paths = table.root.resolve(), tuple(sorted(set(table.paths)))
         self.size, self.resize, self.reading, self._seen = size, resize, reading, seen
         self.shape = (len(self.paths), size, size, 3)
+        self.by_file = grouped((Tile.named(path).file, path) for path in self.paths)
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
         by_path = zip(table.paths, domains)
         self.bits = {path: depths[domain] for path, domain in by_path if domain in depths}
         self.key = self.key_now()
-
-    @cached_property
-    def by_file(self) -> dict[str, list[str]]:
-        """The rows' paths by file: the file itself, or the tiles of a large image."""
-        return grouped((Tile.named(path).file, path) for path in self.paths)
 
     def key_now(self) -> str:
         """Returns the key computed from the files' present state."""

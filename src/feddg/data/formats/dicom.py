@@ -149,13 +149,12 @@ def to_pixels(tags: Dataset) -> np.ndarray:
 
 def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
     """Maps stored values to [0, 1]: modality LUT, window or VOI LUT (PS3.3 C.11); 0 is black."""
-    slope, shift = _number(tags, "RescaleSlope"), _number(tags, "RescaleIntercept")
-    slope, shift = 1.0 if slope is None else slope, 0.0 if shift is None else shift
+    slope, shift = _number(tags, "RescaleSlope", 1.0), _number(tags, "RescaleIntercept", 0.0)
     by_table = bool(tags.get("ModalityLUTSequence"))
     values: np.ndarray = apply_modality_lut(stored, tags) if by_table else stored * slope + shift
     center, width = _number(tags, "WindowCenter"), _number(tags, "WindowWidth")
     bits = int(tags.BitsStored)
-    if center is not None and width is not None and width > 0:
+    if not math.isnan(center) and width > 0:
         function = tags.get("VOILUTFunction") or "LINEAR"
         if function == "SIGMOID":
             values, center, width = np.tanh(2 * (values - center) / width), 0.0, 2.0
@@ -173,12 +172,12 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
     return (values - low) / ((high - low) or 1.0)
 
 
-def _number(tags: Dataset, name: str) -> float | None:
-    """Returns the first number of a tag; None if there is no finite one."""
+def _number(tags: Dataset, name: str, otherwise: float = math.nan) -> float:
+    """Returns the first number of a tag, if it is finite."""
     value = tags.get(name)
     first = value[0] if isinstance(value, MultiValue) else value
     number = math.nan if first is None else float(first)
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) else otherwise
 
 
 @contextmanager
