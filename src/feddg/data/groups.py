@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from feddg.data.decoding import Tile
-from feddg.data.images import IMAGE_SUFFIXES, ImageTable
+from feddg.data.images import IMAGE_SUFFIXES, ImageTable, positions
 from feddg.data.partition import Dealing, Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, warn, warning
@@ -115,14 +115,13 @@ def units_of(table: ImageTable, contents: Sequence[str] = ()) -> np.ndarray | No
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    shape = (len(table), len(table.class_names), len(table.domain_names))
-    known, hashes = np.unique(contents, return_inverse=True)
-    copies = np.flatnonzero(known[hashes] != "")
-    cells = np.ravel_multi_index((hashes, table.labels, table.domains), shape)[copies]
-    _, cells = np.unique(cells, return_inverse=True)
-    size = int(groups.max()) + 1 + len(copies)
-    edges = groups[copies], int(groups.max()) + 1 + cells
-    graph = coo_array((np.ones(len(copies), np.int8), edges), shape=(size, size))
+    # A node for each group, and one for each image, which its copies share.
+    images = (content or row for row, content in enumerate(contents))
+    cells = list(zip(images, table.labels.tolist(), table.domains.tolist()))
+    number = int(groups.max()) + 1
+    edges = groups, number + positions(cells, list(dict.fromkeys(cells)))
+    shape = (number + len(cells),) * 2
+    graph = coo_array((np.ones(len(cells), np.int8), edges), shape=shape)
     _, joined = connected_components(graph, directed=False)
     _, units = np.unique(joined[groups], return_inverse=True)
     return units.astype(np.int64)

@@ -545,7 +545,7 @@ def roles_of_domains(roles: Sequence[str], domains: Sequence[str]) -> list[str]:
     ]
 
 
-def positions(names: Sequence[str], among: Sequence[str]) -> np.ndarray:
+def positions(names: Sequence[object], among: Sequence[object]) -> np.ndarray:
     """Returns ``(n,)`` int64: the position of each name in another list.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
@@ -398,10 +398,9 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
     if table.root is None:
         return ignored
     used = set(map(file_of, table.paths))
-    folders = [PurePosixPath()] if table.listed_rows is None else _topmost(used)
-    for path in (path for folder in folders for path in _files(table.root, folder)):
-        if path in used:
-            continue
+    folders = [""] if table.listed_rows is None else sorted(set(map(os.path.dirname, used)))
+    found = dict.fromkeys(path for folder in folders for path in _files(table.root, folder))
+    for path in (path for path in found if path not in used):
         kind = os.path.splitext(path)[1].lower() or "without a suffix"
         if kind in IMAGE_SUFFIXES and table.listed_in:
             kind = f"{UNLISTED} {table.listed_in}"
@@ -435,16 +434,7 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
         yield note("ignored-files", text)
 
 
-def _topmost(files: Iterable[str]) -> list[PurePosixPath]:
-    """Returns the folders of files, without those that lie in another of them."""
-    topmost: list[PurePosixPath] = []
-    for folder in sorted(map(PurePosixPath, {os.path.dirname(file) for file in files})):
-        if not (topmost and folder.is_relative_to(topmost[-1])):
-            topmost.append(folder)
-    return topmost
-
-
-def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
+def _files(root: Path, below: str) -> Iterator[str]:
     for folder, folders, files in os.walk(root / below):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         place = os.path.relpath(folder, root).replace(os.sep, "/")

@@ -533,5 +533,4 @@ def _complain(bad: list[BadImageRow], total: int, on_bad_image: str) -> None:
             f"{len(bad)} of {total} images cannot be used: {named}. "
             "Repair or remove them, or set on_bad_image: skip."
         )
-    text = f"{len(bad)} of {total} images left out: {named}."
-    warn("images-left-out", text)
+    warn("images-left-out", f"{len(bad)} of {total} images left out: {named}.")
