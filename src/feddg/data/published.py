@@ -280,7 +280,8 @@ def read_metadata(
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
-"""``(n, height, width)`` uint8 grey images, and an ``(n,)`` structured array that describes each.
+"""Images, ``(n, height, width)`` grey or ``(n, height, width, 3)``, uint8; and label and domain of
+each, ``(n, 2)`` int64.
 """
 
 
