@@ -54,7 +54,6 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
     rows = range(1, len(frame) + 1)
     return images_of_columns(
         texts,
-        options,
         lambda place: f"row {rows[place]} of {file.name}",
         root=None,
         paths=texts.get("path") or [f"{file.name}#{row}" for row in rows],

@@ -18,6 +18,8 @@ from feddg.storage import stamp
 
 NAMES = ("table", "images", "metadata")
 """Possible names of the file if ``root`` is a folder."""
+SUBGROUP = "subgroup "
+"""What the option of a subgroup's column begins with, before its name."""
 ROLES = {
     **{role: role for role in splits.ROLES},
     "training": "train",
@@ -57,7 +59,7 @@ class ColumnOptions(Settings):
         """The columns by option, subgroups last."""
         named = self.model_dump(exclude={"subgroups", "images"})
         names = {option: name or option for option, name in named.items()}
-        return names | {f"subgroup {name}": name for name in self.subgroups}
+        return names | {f"{SUBGROUP}{name}": name for name in self.subgroups}
 
     def required(self, always: Collection[str]) -> list[str]:
         """Returns the columns that must exist: those of some options, and those that were named."""
@@ -110,7 +112,6 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     rows = _once(table, paths, [*there.values()])
     return images_of_columns(
         {option: [table[name][row] for row in rows] for option, name in there.items()},
-        options,
         lambda place: table.row(rows[place]),
         root=folder,
         paths=[paths[row] for row in rows],
@@ -166,16 +167,14 @@ def _once(table: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
 
 def images_of_columns(
     columns: Mapping[str, Sequence[str]],
-    options: ColumnOptions,
-    row_at: Callable[[int], str],
+    row_at: Callable[[int], str] = str,
     **more: Any,
 ) -> ImageTable:
     """Returns the table of images that columns describe, in which splits may be spelt out.
 
     Args:
         columns: the cells by option, see :attr:`ColumnOptions.columns`.
-        options: with the subgroups.
-        row_at: returns what a row is called in messages.
+        row_at: returns what a row is called in messages, if a split may be none.
         **more: see :func:`listed_images`.
 
     Raises:
@@ -195,7 +194,11 @@ def images_of_columns(
         split=roles_of_domains(roles, domains) or None,
         clients=columns.get("client"),
         groups=columns.get("group"),
-        subgroups={name: columns[f"subgroup {name}"] for name in options.subgroups},
+        subgroups={
+            option.removeprefix(SUBGROUP): texts
+            for option, texts in columns.items()
+            if option.startswith(SUBGROUP)
+        },
         **more,
     )
 
