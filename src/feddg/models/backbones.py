@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,15 +125,11 @@ class Trunk(nn.Module):
         std: their standard deviations.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: str | None = None,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
-    ) -> None:
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+
+    def __init__(self, model: nn.Module, head: str | None = None) -> None:
         super().__init__()
-        self.mean, self.std = mean, std
         self.head, self.model = head or _head_of(model), model
         parent, _, name = self.head.rpartition(".")
         self.out_features = int(model.get_submodule(self.head).in_features)  # type: ignore[arg-type]
@@ -475,11 +472,11 @@ def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
             f"backbone {backbone} takes no images of {image_size} pixels: set data.image_size to "
             f"{side}"
         )
-    try:
+    trunk = Trunk(model)
+    with suppress(ValueError):  # no weights of it are published
         expected = next(iter(torchvision.models.get_model_weights(backbone))).transforms()
-    except ValueError:  # no weights of it are published
-        return Trunk(model)
-    return Trunk(model, mean=expected.mean, std=expected.std)
+        trunk.mean, trunk.std = expected.mean, expected.std
+    return trunk
 
 
 def _timm_name(backbone: str) -> str | None:
