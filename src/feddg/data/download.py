@@ -45,6 +45,7 @@ _CUT = (
     requests.exceptions.ChunkedEncodingError,
     requests.exceptions.ContentDecodingError,
 )
+"""What ends a try before the whole file is there; the next may succeed."""
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 MOST_FILES = 5_000_000
 MOST_TIMES = 50
@@ -55,10 +56,6 @@ _DEEPEST, _LONGEST = 32, 255
 MIRROR = ".mirror"
 """Where a mirror's files are downloaded to, in the data set's folder."""
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|^[A-Za-z]:")
-
-
-class _Again(Exception):
-    """Raised by a try that ended before the whole file was there; the next may succeed."""
 
 
 def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Path, str]:
@@ -124,7 +121,7 @@ def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
         try:
             _fetch(file, part, progress)
             return
-        except (_Again, *_CUT) as error:
+        except _CUT as error:
             reason = textwrap.shorten(str(error) or type(error).__name__, 200)
         except requests.exceptions.InvalidSchema as error:
             raise DataError(
@@ -161,12 +158,12 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
         sent, _, whole = headers.get("Content-Range", "").partition("/")
         total = int(whole) if whole.isdecimal() else 0
         if code in _LATER:
-            raise _Again(f"the server says {code} {answer.reason}")
+            raise requests.ConnectionError(f"the server says {code} {answer.reason}")
         if code == 416 and come and come == total:
             return
         if code == 416 or (code == 206 and not sent.startswith(f"bytes {come}-")):
             _forget(part)
-            raise _Again("the server has another file now, or sent another part")
+            raise requests.ConnectionError("the server has another file now, or sent another part")
         if code not in (200, 206):
             raise DataError(
                 f"Cannot download {file.address}: the server says {code} {answer.reason}. Look at "
@@ -220,7 +217,7 @@ def _write(
     except OSError as error:
         raise DataError(f"Cannot write {part}: {why(error)}.") from None
     if come < total:
-        raise _Again(f"the connection was cut at {come:,} of {total:,} bytes")
+        raise requests.ConnectionError(f"the connection was cut at {come:,} of {total:,} bytes")
 
 
 _Member = tuple[str, int, IO[bytes]]

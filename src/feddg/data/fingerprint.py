@@ -162,11 +162,9 @@ class ContentHashes:
         self._hashes: _Hashes = {}
         self._fresh = False
         if self._file is not None:
-            try:
-                with open_file(self._file) as file:
-                    self._hashes = _HASHES.validate_json(file.read())
-            except (OSError, ValidationError):
-                self._hashes = {}  # not there yet, or damaged: files are read again
+            # Not there yet, or damaged: files are read again.
+            with suppress(OSError, ValidationError), open_file(self._file) as file:
+                self._hashes = _HASHES.validate_json(file.read())
 
     def see(self, path: str) -> tuple[int, str]:
         """Returns size and hash of a file; safe to call from several threads."""

@@ -225,18 +225,9 @@ def _window_gradient(
     gradient: Tensor, input: Tensor, weight: Tensor, stride: int, padding: int
 ) -> Tensor:
     """Returns PyTorch's own gradient with respect to the weight."""
+    sizes, wanted = ([stride] * 2, [padding] * 2, [1, 1]), [False, True, False]
     return torch.ops.aten.convolution_backward(
-        gradient,
-        input,
-        weight,
-        None,
-        [stride] * 2,
-        [padding] * 2,
-        [1, 1],
-        False,
-        [0, 0],
-        len(weight),
-        [False, True, False],
+        gradient, input, weight, None, *sizes, False, [0, 0], len(weight), wanted
     )[1]
 
 

@@ -333,12 +333,9 @@ class LayerAdapter(nn.Module):
     def __init__(self, channels: int, reduction: int, alpha: float, spread: float) -> None:
         super().__init__()
         hidden = max(1, channels // reduction)
-        self.layers = nn.Sequential(
-            nn.Linear(2 * channels, hidden), nn.ReLU(), nn.Linear(hidden, 2)
-        )
+        first, last = nn.Linear(2 * channels, hidden), nn.Linear(hidden, 2)
+        self.layers = nn.Sequential(first, nn.ReLU(), last)
         # Outside [0, 1] alpha is clamped and learns nothing: begin well inside, for every input.
-        last = self.layers[-1]
-        assert isinstance(last, nn.Linear)
         with torch.no_grad():
             last.weight.zero_()
             last.bias.copy_(torch.tensor([spread, alpha]))
