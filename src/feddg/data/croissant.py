@@ -74,10 +74,5 @@ def _columns(table: ImageTable) -> dict[str, list[str]]:
         "label": [table.class_names[label] for label in table.labels.tolist()],
         "domain": [table.domain_names[domain] for domain in table.domains.tolist()],
     }
-    if table.clients is not None:
-        columns["client"] = table.clients.tolist()
-    if table.groups is not None:
-        columns["group"] = table.groups.tolist()
-    if table.split is not None:
-        columns["split"] = table.split.tolist()
-    return columns
+    more = {"client": table.clients, "group": table.groups, "split": table.split}
+    return columns | {name: texts.tolist() for name, texts in more.items() if texts is not None}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -14,12 +14,13 @@ from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.decoding import require_own_names
 from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable
-from feddg.errors import DataError, ExperimentError, nearest, schema_faults
+from feddg.errors import DataError, ExperimentError, FeddgError, nearest, schema_faults
 from feddg.registry import Registry
 from feddg.settings import DataSettings, Settings
 from feddg.storage import read_fields_of
 
 Loader = Callable[..., ImageTable]
+Options = TypeVar("Options", bound=Settings)
 ANY = "folder"
 """The data set whose preset is used for data sets without a preset of their own."""
 SCRATCH = "scratch"
@@ -303,7 +304,7 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
         raise DataError(f"The data set '{name}' cannot be read as a source: {definition.instead}.")
     folder = None if root is None else Path(os.path.expanduser(root))
     if definition.options is not None:
-        table = definition.load(folder, checked_options(definition, options))
+        table = definition.load(folder, checked_options(name, definition.options, options))
         return require_own_names(table, str(folder or name))
     try:
         inspect.signature(definition.load).bind(folder, **options)
@@ -328,14 +329,16 @@ def load_images_of(data: DataSettings) -> ImageTable:
     return with_groups(table, data.group_by)
 
 
-def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:
+def checked_options(
+    name: str,
+    options: type[Options],
+    given: Mapping[str, object],
+    fault: type[FeddgError] = DataError,
+) -> Options:
     """Returns all options of a data set, with defaults for those not given.
 
     Raises:
-        DataError: an option is unknown or its value is not allowed.
+        fault: an option is unknown or its value is not allowed.
     """
-    options = definition.options
-    assert options is not None
-    where = f"data set {definition.name!r}, data.options: "
-    with schema_faults(DataError, where, options.model_fields):
+    with schema_faults(fault, f"data set {name!r}, data.options: ", options.model_fields):
         return options(**given)

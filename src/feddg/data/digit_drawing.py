@@ -44,9 +44,7 @@ def render_digits() -> Drawn:
         ]
     )
     pixels = np.round(np.clip(images, 0.0, 1.0) * 255).astype(np.uint8)
-    facts = np.zeros(len(labels), dtype=[("label", "i8"), ("domain", "i8")])
-    facts["label"], facts["domain"] = labels, domains
-    return pixels, facts
+    return pixels, np.stack([labels, domains], axis=1)
 
 
 def read_scans() -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import requests
 from pydantic import Field
@@ -45,7 +45,7 @@ _CUT = (
     requests.exceptions.ChunkedEncodingError,
     requests.exceptions.ContentDecodingError,
 )
-_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
+"""What ends a try before the whole file is there; the next may succeed."""
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 MOST_FILES = 5_000_000
 MOST_TIMES = 50
@@ -56,10 +56,6 @@ _DEEPEST, _LONGEST = 32, 255
 MIRROR = ".mirror"
 """Where a mirror's files are downloaded to, in the data set's folder."""
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|^[A-Za-z]:")
-
-
-class _Again(Exception):
-    """Raised by a try that ended before the whole file was there; the next may succeed."""
 
 
 def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Path, str]:
@@ -125,8 +121,13 @@ def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
         try:
             _fetch(file, part, progress)
             return
-        except (_Again, *_CUT) as error:
+        except _CUT as error:
             reason = textwrap.shorten(str(error) or type(error).__name__, 200)
+        except requests.exceptions.InvalidSchema as error:
+            raise DataError(
+                f"Refused: {file.address} leads to one that is not encrypted, or is no address of "
+                f"http or https ({error})."
+            ) from None
         except requests.RequestException as error:
             raise DataError(f"Cannot download {file.address}: {error}.") from None
         vain = 0 if _size(part) > before else vain + 1
@@ -146,59 +147,42 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
     if not (same_if or file.checksum):
         come = 0  # nothing would tell whether the rest is of the same file
     # As it is stored: a file that is packed on the way has no ranges of its own.
-    headers = {"Accept-Encoding": "identity", "User-Agent": "feddg"}
+    asked = {"Accept-Encoding": "identity", "User-Agent": "feddg"}
     if come:
-        headers["Range"] = f"bytes={come}-"
-        if same_if:
-            headers["If-Range"] = same_if
+        asked |= {"Range": f"bytes={come}-"} | ({"If-Range": same_if} if same_if else {})
     with (
-        _Session() as session,
-        session.get(file.address, headers=headers, stream=True, timeout=_TIMEOUT) as answer,
+        _session(file.address) as session,
+        session.get(file.address, headers=asked, stream=True, timeout=_TIMEOUT) as answer,
     ):
-        code, (start, total) = answer.status_code, _range(answer)
+        code, headers = answer.status_code, answer.headers
+        sent, _, whole = headers.get("Content-Range", "").partition("/")
+        total = int(whole) if whole.isdecimal() else 0
         if code in _LATER:
-            raise _Again(f"the server says {code} {answer.reason}")
+            raise requests.ConnectionError(f"the server says {code} {answer.reason}")
         if code == 416 and come and come == total:
             return
-        if code == 416 or (code == 206 and start != come):
+        if code == 416 or (code == 206 and not sent.startswith(f"bytes {come}-")):
             _forget(part)
-            raise _Again("the server has another file now, or sent another part")
+            raise requests.ConnectionError("the server has another file now, or sent another part")
         if code not in (200, 206):
             raise DataError(
                 f"Cannot download {file.address}: the server says {code} {answer.reason}. Look at "
                 "the official page whether it has moved."
             )
         if code == 200:
-            start, total = 0, int(answer.headers.get("Content-Length") or 0)
-        tag = answer.headers.get("ETag", "")
+            come, total = 0, int(headers.get("Content-Length") or 0)
+        tag = headers.get("ETag", "")
         weak = not tag or tag.startswith("W/")
-        replace_text(version, answer.headers.get("Last-Modified", "") if weak else tag)
-        _write(file, part, answer, start, total, progress)
+        replace_text(version, headers.get("Last-Modified", "") if weak else tag)
+        _write(file, part, answer, come, total, progress)
 
 
-class _Session(requests.Session):
-    """Follows redirects from https to https, or from http to either, and no others."""
-
-    def get_redirect_target(self, resp: requests.Response) -> str | None:
-        target = super().get_redirect_target(resp)
-        if target is not None:
-            address = urljoin(resp.url, target)
-            here, there = urlsplit(resp.url), urlsplit(address)
-            if there.scheme not in ("http", "https"):
-                raise DataError(f"{address} is no address of http or https.")
-            if here.scheme == "https" and there.scheme != "https":
-                raise DataError(
-                    f"Refused: {here.netloc} leads to {address}, which is not encrypted."
-                )
-        return target
-
-
-def _range(answer: requests.Response) -> tuple[int, int]:
-    """Returns the first byte of a partial answer and the total length; 0 if unknown."""
-    match = _RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
-    if match is None:
-        return -1, 0
-    return int(match[1] or -1), 0 if match[3] == "*" else int(match[3])
+def _session(address: str) -> requests.Session:
+    """Returns a session that no redirect leads from https to http."""
+    session = requests.Session()
+    if address.startswith("https:"):
+        del session.adapters["http://"]
+    return session
 
 
 def _write(
@@ -233,7 +217,7 @@ def _write(
     except OSError as error:
         raise DataError(f"Cannot write {part}: {why(error)}.") from None
     if come < total:
-        raise _Again(f"the connection was cut at {come:,} of {total:,} bytes")
+        raise requests.ConnectionError(f"the connection was cut at {come:,} of {total:,} bytes")
 
 
 _Member = tuple[str, int, IO[bytes]]
@@ -287,15 +271,12 @@ def _put(
 def _write_all(
     members: Iterable[_Member], archive: Path, packed: int, folder: Path, progress: Progress
 ) -> None:
-    free = shutil.disk_usage(folder).free
-    most = min(max(LEAST, MOST_TIMES * packed), free)
+    most = max(LEAST, MOST_TIMES * packed)
     files = written = 0
     for files, (name, size, source) in enumerate(members, start=1):
         if files > MOST_FILES:
             raise _refused(archive, f"holds more than {MOST_FILES:,} files")
         written += size
-        if written > most == free:
-            raise DataError(f"The disk is too full to unpack {archive.name}.")
         if written > most:
             size_of = f"{most / 1e9:.1f} GB, {MOST_TIMES} times its size"
             raise _refused(archive, f"unpacks to more than {size_of}; no archive of images does")
@@ -338,18 +319,14 @@ def _members(archive: Path) -> Iterator[_Member]:
 def _zipped(archive: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as opened:
         for info in opened.infolist():
-            mode = info.external_attr >> 16
-            if info.flag_bits & 1:
-                raise DataError(f"{archive.name} is encrypted; unpack it yourself.")
             if info.is_dir():
-                _steps(archive, info.filename)
                 continue
-            if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
                 raise _no_plain_file(archive, info.filename)
             try:
                 yield info.filename, info.file_size, opened.open(info)
-            except NotImplementedError:
-                raise DataError(f"{archive.name} is packed in a way unknown here.") from None
+            except RuntimeError as error:  # encrypted, or packed in a way unknown here
+                raise DataError(f"{archive.name}: {error}; unpack it yourself.") from None
 
 
 def _tarred(archive: Path) -> Iterator[_Member]:
@@ -357,8 +334,6 @@ def _tarred(archive: Path) -> Iterator[_Member]:
         while (info := opened.next()) is not None:
             opened.members = []  # type: ignore[attr-defined]  # of a million files, each would be remembered
             if info.isdir():
-                if info.name not in (".", "./", ""):
-                    _steps(archive, info.name)
                 continue
             if not info.isreg() or info.issparse():
                 raise _no_plain_file(archive, info.name)

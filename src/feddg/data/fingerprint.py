@@ -9,7 +9,8 @@ import hashlib
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -92,76 +93,58 @@ class ImagesFile(JsonFile):
 
 @dataclass(frozen=True)
 class Difference:
-    """How the files of a later table differ from those of an earlier one.
+    """How a later table differs from an earlier one; false if it does not.
 
     Attributes:
-        added: new paths.
-        removed: paths that no longer exist.
-        moved: new paths with the content of a removed path.
-        changed: paths with another content.
-        labels: whether the same files have other classes, domains, roles, clients or groups, or
-            another order in a table.
-        rendered: whether images that come from no files have changed.
-        files: fields of the experiment whose files have changed.
+        what: what has changed: ``images``, or ``files`` that the experiment names.
+        how: the change in words.
     """
 
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    moved: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    labels: bool = False
-    rendered: bool = False
-    files: tuple[str, ...] = ()
+    what: str = "images"
+    how: str = ""
 
     def __bool__(self) -> bool:
-        return self != Difference()
-
-    @property
-    def what(self) -> str:
-        """What has changed, for messages: images, or else files."""
-        return "images" if replace(self, files=()) else "files"
+        return bool(self.how)
 
     def __str__(self) -> str:
-        if self.what == "files":
-            return " and ".join(f"{field} has another content" for field in self.files)
-        if self.rendered:
-            return "they are drawn differently, or rows of their table have changed"
-        if self.labels:
-            return (
-                "the same files have other classes, domains, roles, clients or groups, or stand in "
-                "another order"
-            )
-        parts = ("added", "removed", "moved", "changed")
-        counts = [f"{len(getattr(self, part))} {part}" for part in parts if getattr(self, part)]
-        paths = [path for part in reversed(parts) for path in getattr(self, part)]
-        return f"{', '.join(counts)} ({first_names(paths, SHOWN)})"
+        return self.how
 
 
 def difference(before: ImagesFile, now: ImagesFile) -> Difference:
-    """Compares the images and other files of two tables; the root folder may differ.
+    """Compares the images, or else other files, of two tables; the root folder may differ.
 
     A file that no longer exists does not count as changed; the code that needs it reports it.
     """
-    both = sorted(before.files.keys() & now.files.keys())
-    files = tuple(field for field in both if before.files[field] != now.files[field])
     old, new = before.contents(), now.contents()
-    other = bool(before.said and now.said and before.said != now.said)
-    if not old and not new:
-        parts = [(table.rendered, table.labels, table.count) for table in (before, now)]
-        return Difference(rendered=other or parts[0] != parts[1], files=files)
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
-    moved = tuple(path for path in fresh if new[path][1] in gone)
+    moved = [path for path in fresh if new[path][1] in gone]
     arrived = {new[path][1] for path in moved}
-    missing = sorted(old.keys() - new.keys())
-    differences = Difference(
-        added=tuple(path for path in fresh if new[path][1] not in gone),
-        removed=tuple(path for path in missing if old[path][1] not in arrived),
-        moved=moved,
-        changed=tuple(sorted(path for path in old.keys() & new.keys() if old[path] != new[path])),
-    )
-    other = other or before.labels != now.labels
-    return replace(differences, labels=not differences and other, files=files)
+    parts = {
+        "added": [path for path in fresh if new[path][1] not in gone],
+        "removed": sorted(path for path in old.keys() - new.keys() if old[path][1] not in arrived),
+        "moved": moved,
+        "changed": sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
+    }
+    if any(parts.values()):
+        counts = ", ".join(f"{len(paths)} {part}" for part, paths in parts.items() if paths)
+        paths = [path for part in reversed(parts.values()) for path in part]
+        return Difference(how=f"{counts} ({first_names(paths, SHOWN)})")
+    other = before.labels != now.labels
+    other |= bool(before.said and now.said and before.said != now.said)
+    if not old and (other or (before.rendered, before.count) != (now.rendered, now.count)):
+        return Difference(how="they are drawn differently, or rows of their table have changed")
+    if other:
+        return Difference(
+            how="the same files have other classes, domains, roles, clients or groups, or stand in "
+            "another order"
+        )
+    files = [
+        f"{field} has another content"
+        for field, content in sorted(before.files.items())
+        if now.files.get(field, content) != content
+    ]
+    return Difference("files", " and ".join(files)) if files else Difference()
 
 
 class ContentHashes:
@@ -179,11 +162,9 @@ class ContentHashes:
         self._hashes: _Hashes = {}
         self._fresh = False
         if self._file is not None:
-            try:
-                with open_file(self._file) as file:
-                    self._hashes = _HASHES.validate_json(file.read())
-            except (OSError, ValidationError):
-                self._hashes = {}  # not there yet, or damaged: files are read again
+            # Not there yet, or damaged: files are read again.
+            with suppress(OSError, ValidationError), open_file(self._file) as file:
+                self._hashes = _HASHES.validate_json(file.read())
 
     def see(self, path: str) -> tuple[int, str]:
         """Returns size and hash of a file; safe to call from several threads."""
@@ -197,16 +178,12 @@ class ContentHashes:
         return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
 
     def _read(self, path: str) -> tuple[int, str]:
-        now = self._stamp(path)
-        if now is None:
-            return -1, ""
-        try:
-            content = hash_file(self._root / path)
-        except OSError:
-            return -1, ""
-        self._hashes[path] = (*now, content)
-        self._fresh = True
-        return now[0], content
+        with suppress(OSError):
+            if now := self._stamp(path):
+                self._hashes[path] = (*now, hash_file(self._root / path))
+                self._fresh = True
+                return now[0], self._hashes[path][3]
+        return -1, ""
 
     def of(self, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
         """Returns size and hash of files by path, and stores them in the cache.
@@ -235,25 +212,23 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
     Raises:
         DataError: the cache cannot be written.
     """
-    if table.images is not None or hashes is None:
-        rendered = ""
-        if table.images is not None:
-            shape = repr(table.images.shape).encode()
-            rendered = _hash([shape, np.ascontiguousarray(table.images).data])
-        hashes_of_rows = {"labels": _labels(table), "said": _said(table), "rendered": rendered}
-        return ImagesFile(count=len(table), folders={}, **hashes_of_rows)
-    folders: dict[str, FolderImages] = {}
-    for path, (size, content) in sorted(hashes.of(map(file_of, table.paths)).items()):
-        folder, _, name = path.rpartition("/")
-        images = folders.setdefault(folder, FolderImages(names=[], sizes=[], hashes=[]))
-        images.names.append(name)
-        images.sizes.append(size)
-        images.hashes.append(content)
+    rendered, folders = "", dict[str, FolderImages]()
+    if table.images is not None:
+        shape = repr(table.images.shape).encode()
+        rendered = _hash([shape, np.ascontiguousarray(table.images).data])
+    elif hashes is not None:
+        for path, (size, content) in sorted(hashes.of(map(file_of, table.paths)).items()):
+            folder, _, name = path.rpartition("/")
+            images = folders.setdefault(folder, FolderImages(names=[], sizes=[], hashes=[]))
+            images.names.append(name)
+            images.sizes.append(size)
+            images.hashes.append(content)
     return ImagesFile(
-        root=str(table.root),
+        root=str(table.root) if folders else None,
         count=len(table),
         labels=_labels(table),
         said=_said(table),
+        rendered=rendered,
         folders=folders,
     )
 

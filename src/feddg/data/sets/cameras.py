@@ -3,20 +3,20 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
 from feddg.data.columns import read_columns
-from feddg.data.data_set import DataSet, define
+from feddg.data.data_set import define
 from feddg.data.images import ImageTable, folder_names, listed_images
 from feddg.data.published import (
     METADATA,
     compare_counts,
     folder_of,
     load_published,
-    needs_root,
     read_metadata,
 )
 from feddg.data.splits import ROLES
@@ -32,47 +32,6 @@ UNUSED = 99_999
 """Label of the categories that no image has."""
 IMAGES = "eccv_18_all_images_sm"
 """Folder of all images in the published archive."""
-
-
-def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTable:
-    """Lists the images of a data set's classes and places, each once.
-
-    Args:
-        root: a folder that contains the annotation files (``.json``) at any depth.
-        images: the folder of the images.
-        definition: gives the classes to use, and the domains, called ``location_<number>``.
-
-    Raises:
-        DataError: there are no annotations, or they have another format.
-    """
-    # Hidden ones are what macOS puts beside the files of an archive.
-    files = sorted(file for file in root.glob("**/*.json") if not file.name.startswith("."))
-    if not files:
-        raise DataError(
-            f"{images} holds images, and there are no annotations below {root}: unpack the archive "
-            "of the annotations there, too."
-        )
-    label_of: dict[str, str] = {}
-    place_of: dict[str, str] = {}
-    for file in files:
-        for name, number, label in _annotated(file):
-            place = f"location_{number}"
-            if place in definition.domains and label in definition.classes:
-                # An image of two animals: the first class counts, whatever the order of files.
-                label_of[name] = min(label, label_of.get(name, label))
-                place_of[name] = place
-    names = sorted(label_of)
-    if not names:
-        raise DataError(f"The annotations below {root} name no image of {definition.title}.")
-    return listed_images(
-        root,
-        [(images / name).relative_to(root).as_posix() for name in names],
-        [label_of[name] for name in names],
-        [place_of[name] for name in names],
-        listed_in="the annotations",
-        class_names=definition.classes,
-        domain_names=definition.domains,
-    )
 
 
 def _annotated(file: Path) -> Iterator[tuple[str, str, str]]:
@@ -187,6 +146,44 @@ def _class_names(folder: Path, count: int) -> list[str]:
 IWILDCAM = define("iwildcam", list_iwildcam)
 
 
+def _from_annotations(root: Path, images: Path) -> ImageTable:
+    """Lists the images of Terra Incognita's classes and places, each once.
+
+    Args:
+        root: a folder that contains the annotation files (``.json``) at any depth.
+        images: the folder of the images.
+
+    Raises:
+        DataError: there are no annotations, or they have another format.
+    """
+    # Hidden ones are what macOS puts beside the files of an archive.
+    files = sorted(file for file in root.glob("**/*.json") if not file.name.startswith("."))
+    if not files:
+        raise DataError(
+            f"{images} holds images, and there are no annotations below {root}: unpack the archive "
+            "of the annotations there, too."
+        )
+    found: dict[str, tuple[str, str]] = {}
+    for name, number, label in chain.from_iterable(map(_annotated, files)):
+        place = f"location_{number}"
+        if place in TERRA_INCOGNITA.domains and label in TERRA_INCOGNITA.classes:
+            # An image of two animals: the first class counts, whatever the order of files.
+            found[name] = min(found.get(name, (label, place)), (label, place))
+    if not found:
+        raise DataError(f"The annotations below {root} name no image of {TERRA_INCOGNITA.title}.")
+    names = sorted(found)
+    labels, places = zip(*(found[name] for name in names))
+    return listed_images(
+        root,
+        [(images / name).relative_to(root).as_posix() for name in names],
+        labels,
+        places,
+        listed_in="the annotations",
+        class_names=TERRA_INCOGNITA.classes,
+        domain_names=TERRA_INCOGNITA.domains,
+    )
+
+
 def list_terra_incognita(root: Path | None) -> ImageTable:
     """Terra Incognita, in DomainBed's folders or from the published images and annotations.
 
@@ -197,9 +194,8 @@ def list_terra_incognita(root: Path | None) -> ImageTable:
             cannot be read.
     """
     folder = folder_of(TERRA_INCOGNITA, root, lambda folder: (folder / IMAGES).is_dir())
-    if folder is not None:
-        start = needs_root(TERRA_INCOGNITA.name, root)
-        table = list_camera_traps(start, folder / IMAGES, TERRA_INCOGNITA)
+    if root is not None and folder is not None:
+        table = _from_annotations(root, folder / IMAGES)
         compare_counts(TERRA_INCOGNITA, table)
         return table
     table = load_published(TERRA_INCOGNITA, root)

@@ -39,7 +39,7 @@ def draw_digits(root: Path | None = None) -> ImageTable:
 
         return render_digits()
 
-    images, facts = kept_drawn([*sorted(SCANS.iterdir())], "digits 1", drawn)
+    images, facts = kept_drawn([*sorted(SCANS.iterdir())], "digits 2", drawn)
     return _table(np.array(images), facts, DOMAINS, "04")
 
 
@@ -47,11 +47,12 @@ def _table(
     images: np.ndarray, facts: np.ndarray, domains: tuple[str, ...], width: str = ""
 ) -> ImageTable:
     """Returns drawn digits as a table; their numbers in paths have ``width``."""
-    rows = enumerate(zip(facts["domain"].tolist(), facts["label"].tolist()))
+    rows = enumerate(facts.tolist())
+    labels, places = facts.T.copy()
     return ImageTable(
-        paths=tuple(f"{domains[domain]}/{label}/{n:{width}}" for n, (domain, label) in rows),
-        labels=facts["label"].astype(np.int64),
-        domains=facts["domain"].astype(np.int64),
+        paths=tuple(f"{domains[domain]}/{label}/{n:{width}}" for n, (label, domain) in rows),
+        labels=labels,
+        domains=places,
         class_names=tuple(map(str, range(10))),
         domain_names=domains,
         images=images,
@@ -88,30 +89,25 @@ def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -
     digits = np.concatenate([images for images, _ in parts])
     labels = np.concatenate([labels for _, labels in parts])
     order = numpy_stream(0, "rotated mnist").permutation(len(digits))
-    domains = np.arange(len(digits)) % len(angles)
-    turned = np.stack(
-        [
-            np.asarray(
-                Image.fromarray(digits[row]).rotate(angles[domain], Image.Resampling.BILINEAR)
-            )
-            for row, domain in zip(order.tolist(), domains.tolist())
-        ]
-    )
-    records = np.zeros(len(digits), dtype=[("label", "i8"), ("domain", "i8")])
-    records["label"], records["domain"] = labels[order], domains
-    by_domain = np.argsort(domains, kind="stable")
-    return turned[by_domain], records[by_domain]
+    rows = [
+        (row, domain)
+        for domain in range(len(angles))
+        for row in order[domain :: len(angles)].tolist()
+    ]
+    turned = [
+        Image.fromarray(digits[row]).rotate(angles[domain], Image.Resampling.BILINEAR)
+        for row, domain in rows
+    ]
+    facts = np.array([(labels[row], domain) for row, domain in rows], dtype=np.int64)
+    return np.stack([np.asarray(image) for image in turned]), facts
 
 
 def _read(file: Path, magic: int) -> np.ndarray:
     """Reads a file of unsigned bytes: a magic number, the dimensions, the values."""
     faults = file_faults(DataError, f"Cannot read {file}", EOFError, zlib.error)
     with faults, open_file(file) as opened:
-        if file.suffix == ".gz":
-            with gzip.GzipFile(fileobj=opened) as unpacked:
-                content = unpacked.read(_LARGEST)
-        else:
-            content = opened.read(_LARGEST)
+        unpacked = gzip.GzipFile(fileobj=opened) if file.suffix == ".gz" else opened
+        content = unpacked.read(_LARGEST)
     head = np.frombuffer(content[: len(content) // 4 * 4], dtype=">i4", count=-1)[:4]
     sizes = head[1 : 1 + magic % 256].tolist()
     start = 4 + 4 * len(sizes)
@@ -140,7 +136,7 @@ def draw_rotated_mnist(root: Path | None) -> ImageTable:
     ]
     grey, facts = kept_drawn(
         [file for pair in files for file in pair],
-        "rotated mnist 1",
+        "rotated mnist 2",
         lambda: turned_digits(files, ANGLES),
     )
     images = np.broadcast_to(grey[..., None], (*grey.shape, 3))

@@ -70,10 +70,7 @@ def load_emoji(root: Path | None, options: EmojiOptions) -> ImageTable:
 @cache
 def _drawings() -> tuple[list[str], np.ndarray]:
     """Returns ``class/code point`` of each object, and all drawings, style by style."""
-    try:
-        content = FILE.read_bytes()
-    except OSError:
-        content = b""
+    content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise DataError(f"{FILE} is damaged or missing. Install feddg again.")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from feddg.data.data_set import DATA_SETS, checked_options, define
-from feddg.data.images import ImageTable, is_printable, listed_images
+from feddg.data.data_set import checked_options, define
+from feddg.data.images import ImageTable, is_printable
 from feddg.data.published import needs_root
-from feddg.data.sets.table_of_images import ColumnOptions, named_roles
+from feddg.data.sets.table_of_images import ColumnOptions, images_of_columns
 from feddg.errors import DataError, first_names, nearest, need
 from feddg.settings import DataSettings
 from feddg.storage import file_faults, is_file
@@ -51,21 +51,14 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
             )
     texts = _texts(frame, file, options)
     names, features = _features(frame, file, options)
-    domains = texts["domain"]
-    roles = named_roles(
-        texts.get("split", []), domains, lambda place: f"row {place + 1} of {file.name}"
-    )
-    return listed_images(
-        None,
-        texts.get("path") or [f"{file.name}#{row}" for row in range(1, len(frame) + 1)],
-        texts["label"],
-        domains,
+    rows = range(1, len(frame) + 1)
+    return images_of_columns(
+        texts,
+        lambda place: f"row {rows[place]} of {file.name}",
+        root=None,
+        paths=texts.get("path") or [f"{file.name}#{row}" for row in rows],
         listed_in=file.name,
-        split=roles or None,
-        clients=texts.get("client"),
-        groups=texts.get("group"),
-        subgroups={name: texts[f"subgroup {name}"] for name in options.subgroups},
-        listed_rows=range(1, len(frame) + 1) if "path" in texts else None,
+        listed_rows=rows if "path" in texts else None,
         images=features,
         feature_names=names,
     )
@@ -78,8 +71,7 @@ def count_features(data: DataSettings) -> int:
         DataError: it cannot be read.
     """
     file = needs_root(SOURCE, data.root)
-    options = checked_options(DATA_SETS.find(SOURCE), data.all_options)
-    assert isinstance(options, ColumnOptions)
+    options = checked_options(SOURCE, ColumnOptions, data.all_options)
     return int(_features(_frame(file, options), file, options)[1].shape[1])
 
 
@@ -96,8 +88,7 @@ def read_rows(
     Raises:
         DataError: it cannot be read, or has other columns; the message names the row or column.
     """
-    checked = checked_options(DATA_SETS.find(SOURCE), options)
-    assert isinstance(checked, ColumnOptions)
+    checked = checked_options(SOURCE, ColumnOptions, options)
     frame = _frame(file, checked)
     rows = _texts(frame, file, checked, ["path"]).get("path")
     names, vectors = _features(frame, file, checked)

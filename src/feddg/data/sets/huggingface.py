@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field
 
 from feddg.data.data_set import define
-from feddg.data.images import ImageTable, listed_images, roles_of_domains
+from feddg.data.images import ImageTable
 from feddg.data.published import taken_images
-from feddg.data.sets.table_of_images import ROLES
+from feddg.data.sets.table_of_images import ROLES, images_of_columns
 from feddg.errors import DataError, nearest, need
 from feddg.settings import Settings
 from feddg.storage import why
@@ -71,18 +71,13 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
         for use, column in column_of.items()
         if use != "image"
     }
-    split = None
     if len(parts) > 1:
-        roles = [ROLES[part.lower()] for part, rows in parts.items() for _ in range(len(rows))]
-        split = roles_of_domains(roles, columns["domain"])
-    return listed_images(
-        folder,
-        paths,
-        columns["label"],
-        columns["domain"],
+        columns["split"] = [part for part, rows in parts.items() for _ in range(len(rows))]
+    return images_of_columns(
+        columns,
+        root=folder,
+        paths=paths,
         listed_in="the data set",
-        split=split,
-        clients=columns.get("client"),
         class_names=_class_names(next(iter(parts.values())), options.label, columns["label"]),
     )
 
@@ -128,9 +123,9 @@ def _contents(parts: dict[str, Any], image: str) -> Iterator[tuple[str, bytes]]:
         if isinstance(rows.features[image], datasets.Image):
             rows = rows.cast_column(image, datasets.Image(decode=False))
         for number, value in enumerate(rows.select_columns([image])):
-            cell = value[image]
-            content = cell.get("bytes") if isinstance(cell, dict) else cell
-            if content is None and isinstance(cell, dict) and cell.get("path"):
+            cell = value[image] if isinstance(value[image], dict) else {"bytes": value[image]}
+            content = cell.get("bytes")
+            if content is None and cell.get("path"):
                 with suppress(OSError):
                     content = Path(cell["path"]).read_bytes()
             if not isinstance(content, bytes):

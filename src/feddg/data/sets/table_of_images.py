@@ -1,7 +1,9 @@
 """The user's own table: a CSV file with path, class, domain and client of each image."""
 
-from collections.abc import Callable, Collection, Sequence
+import posixpath
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +18,8 @@ from feddg.storage import stamp
 
 NAMES = ("table", "images", "metadata")
 """Possible names of the file if ``root`` is a folder."""
+SUBGROUP = "subgroup "
+"""What the option of a subgroup's column begins with, before its name."""
 ROLES = {
     **{role: role for role in splits.ROLES},
     "training": "train",
@@ -55,7 +59,7 @@ class ColumnOptions(Settings):
         """The columns by option, subgroups last."""
         named = self.model_dump(exclude={"subgroups", "images"})
         names = {option: name or option for option, name in named.items()}
-        return names | {f"subgroup {name}": name for name in self.subgroups}
+        return names | {f"{SUBGROUP}{name}": name for name in self.subgroups}
 
     def required(self, always: Collection[str]) -> list[str]:
         """Returns the columns that must exist: those of some options, and those that were named."""
@@ -106,19 +110,12 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     files = table[there.pop("path")]
     paths = [_inside(table, index, text, folder) for index, text in enumerate(files)]
     rows = _once(table, paths, [*there.values()])
-    columns = {option: [table[name][row] for row in rows] for option, name in there.items()}
-    domains = columns["domain"]
-    roles = named_roles(columns.get("split", []), domains, lambda place: table.row(rows[place]))
-    return listed_images(
-        folder,
-        [paths[row] for row in rows],
-        columns["label"],
-        domains,
+    return images_of_columns(
+        {option: [table[name][row] for row in rows] for option, name in there.items()},
+        lambda place: table.row(rows[place]),
+        root=folder,
+        paths=[paths[row] for row in rows],
         listed_in=file.name,
-        split=roles or None,
-        clients=columns.get("client"),
-        groups=columns.get("group"),
-        subgroups={name: columns[f"subgroup {name}"] for name in options.subgroups},
         listed_rows=[row + FIRST for row in rows],
     )
 
@@ -143,19 +140,11 @@ def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
         path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
     if path.is_absolute() and path.is_relative_to(folder):
         path = path.relative_to(folder)
-    steps: list[str] = []
-    for step in path.parts:
-        if step == "..":
-            if not steps:
-                break
-            steps.pop()
-        elif step != ".":
-            steps.append(step)
-    else:
-        if steps and not path.is_absolute() and not PureWindowsPath(text).drive:
-            return "/".join(steps)
+    path, drive = PurePosixPath(posixpath.normpath(path)), PureWindowsPath(text).drive
+    if not (path.is_absolute() or drive or path.parts[:1] in ((), ("..",))):
+        return str(path)
     advice = "name the folder that holds all images: --set data.options.images=FOLDER"
-    if PureWindowsPath(text).drive:  # of no use where there are no drives
+    if drive:  # of no use where there are no drives
         advice = "write it relative to that folder"
     raise DataError(
         f"{table.row(index)} has the path {text!r}, which is not inside {folder}; {advice}."
@@ -176,19 +165,22 @@ def _once(table: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
     return list(first.values())
 
 
-def named_roles(
-    texts: Sequence[str], domains: Sequence[str], row_at: Callable[[int], str]
-) -> list[str]:
-    """Returns the roles that a table names, where it has roles; see :func:`roles_of_domains`.
+def images_of_columns(
+    columns: Mapping[str, Sequence[str]],
+    row_at: Callable[[int], str] = str,
+    **more: Any,
+) -> ImageTable:
+    """Returns the table of images that columns describe, in which splits may be spelt out.
 
     Args:
-        texts: the role of each row, as written; none where there are no roles.
-        domains: the domain of each row.
-        row_at: returns what a row is called in messages.
+        columns: the cells by option, see :attr:`ColumnOptions.columns`.
+        row_at: returns what a row is called in messages, if a split may be none.
+        **more: see :func:`listed_images`.
 
     Raises:
-        DataError: one is none; names its row.
+        DataError: a split is none; names its row.
     """
+    texts, domains = columns.get("split", ()), columns["domain"]
     roles = [ROLES.get(text.lower(), "") for text in texts]
     if "" in roles:
         place = roles.index("")
@@ -196,7 +188,19 @@ def named_roles(
             f"{row_at(place)} has {texts[place]!r} as split; expected train, val or test (or "
             "id_val, id_test)."
         )
-    return roles_of_domains(roles, domains)
+    return listed_images(
+        labels=columns["label"],
+        domains=domains,
+        split=roles_of_domains(roles, domains) or None,
+        clients=columns.get("client"),
+        groups=columns.get("group"),
+        subgroups={
+            option.removeprefix(SUBGROUP): texts
+            for option, texts in columns.items()
+            if option.startswith(SUBGROUP)
+        },
+        **more,
+    )
 
 
 define("table", list_table, TableOptions)
