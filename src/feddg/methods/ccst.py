@@ -44,7 +44,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.data.pixels import Pixels
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import EntrySchema, Message, SchemaContext, joined, on_device
+from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, Presets, Statistics, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
@@ -214,18 +214,14 @@ class Ccst(StyleExchange, Method):
             drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
             return styles[foreign[drawn]], None
 
-        client.scratch |= on_device({"style": chosen(client)[0]}, client.device)
-        if self.settings.stylized == "cached":
-            self.stylize_all(client, "ccst", chosen)
+        self.prepare_copies(client, "ccst", chosen)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the batch; variant ``pardon`` adds that of its stylized copies."""
         terms = super().loss(client, batch)
-        if "style" not in client.scratch:
-            return terms
-        stylized = batch.views.get("ccst")
+        stylized = self.copies(client, batch, "ccst")
         if stylized is None:
-            stylized = self.stylize(batch, client.scratch["style"])
+            return terms
         on_stylized = super().loss(client, replace(batch, images=stylized))
         return terms | {f"transferred_{name}": term for name, term in on_stylized.items()}
 

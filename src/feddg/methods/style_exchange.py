@@ -1,7 +1,7 @@
 """Common parts of methods that stylize images: settings, codec, cached copies."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -15,10 +15,11 @@ from feddg.clients.together import Parts, whole
 from feddg.data.augment import apply, draw
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import WeightsError
-from feddg.messages import EntrySchema, Message, SchemaContext, joined
-from feddg.methods.base import Method, MethodSettings
+from feddg.messages import EntrySchema, Message, SchemaContext, Weights, joined, on_device
+from feddg.methods.base import Method, MethodSettings, Statistics
+from feddg.records import Groups
 from feddg.settings import ExperimentSettings, FixedPath, Fraction
-from feddg.styles.codec import CODECS, Codec, NormalizedCodec, adain, load_codec, transfer
+from feddg.styles.codec import CODECS, Codec, NormalizedCodec, load_codec, restyled, transfer
 from feddg.styles.ranges import noised_range, style_range
 from feddg.styles.statistics import FeatureMoments, measure, private_style
 
@@ -107,18 +108,6 @@ class StyleSettings(MethodSettings):
         except WeightsError as error:
             raise ValueError(str(error)) from None
         return codec
-
-
-def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Returns the client ids of each group.
-
-    Args:
-        ids: the client of each entry of ``groups``.
-        groups: ``(N,)`` the group of each, counted from 0.
-    """
-    of = list(zip(ids, groups.tolist(), strict=True))
-    count = 1 + max((group for _, group in of), default=-1)
-    return tuple(tuple(id for id, number in of if number == group) for group in range(count))
 
 
 class StyleExchange:
@@ -253,14 +242,21 @@ class StyleExchange:
 
         client.views[name] = client.cached(key(client), draw)
 
-    def stylize(self, batch: Batch, style: Tensor) -> Tensor:
-        """Returns a batch's augmented images stylized in ``style``, RGB, without gradients."""
-        codec = self.codec(batch.images.device)
-        features, style = codec.encode(batch.images), style.to(batch.images.device)
-        size = (batch.images.shape[-2], batch.images.shape[-1])
-        chosen = self.settings
-        restyled = adain(features, style, chosen.strength, correction=chosen.correction)
-        return codec.decode(restyled, size).detach()
+    def prepare_copies(
+        self, client: Client, name: str, chosen: Callable[[Client], tuple[Tensor, Tensor | None]]
+    ) -> None:
+        """Makes :meth:`copies` for a client's round, or keeps its style: :meth:`stylize_all`."""
+        client.scratch |= on_device({name: chosen(client)[0]}, client.device)
+        if self.settings.stylized == "cached":
+            self.stylize_all(client, name, chosen)
+
+    def copies(self, client: Client, batch: Batch, name: str) -> Tensor | None:
+        """Returns stylized copies of a batch's images, without gradients; None without a style."""
+        if name in batch.views or name not in client.scratch:
+            return batch.views.get(name)
+        codec, style = self.codec(batch.images.device), client.scratch[name]
+        strength, correction = self.settings.strength, self.settings.correction
+        return restyled(codec, batch.images, style, strength, correction=correction).detach()
 
     def transferred(
         self, images: Tensor, style: Tensor, device: torch.device | None = None
@@ -306,6 +302,32 @@ class OneStyleEach(StyleExchange, Method):
             style = self.style(client, moments)
         return joined(others, Message({"style": self.released(client, style).float()}))
 
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
+        """Adds what all clients are told of the styles."""
+        others = super().aggregate_statistics(client_statistics)
+        if not self.exchanges:
+            return joined(others)
+        return joined(others, Message(self.common(_styles(client_statistics))[0]))
+
+    def groups(self, client_statistics: Statistics) -> Groups:
+        """Adds the groups of clients with similar styles, if the method made any."""
+        others = super().groups(client_statistics)
+        group = self.common(_styles(client_statistics))[1] if self.exchanges else None
+        if group is None:
+            return others
+        members: list[list[int]] = [[] for _ in range(int(group.max()) + 1)]
+        for (id, _), number in zip(client_statistics, group.tolist(), strict=True):
+            members[number].append(id)
+        return others | {"style": tuple(map(tuple, members))}
+
+    def common(self, styles: Tensor) -> tuple[Weights, Tensor | None]:
+        """At the server: returns what all clients are sent, and the group of each, from 0.
+
+        Args:
+            styles: ``(N, 2, C)``, one of each client.
+        """
+        raise NotImplementedError
+
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """Returns ``(2, C)``, the style of a client whose images have these moments."""
         raise NotImplementedError
@@ -313,3 +335,7 @@ class OneStyleEach(StyleExchange, Method):
     def released(self, client: Client, style: Tensor) -> Tensor:
         """Returns ``(2, C)``, the style as the client sends it: unchanged here."""
         return style
+
+
+def _styles(client_statistics: Statistics) -> Tensor:
+    return torch.stack([message.tensors["style"] for _, message in client_statistics])
