@@ -241,7 +241,6 @@ class AFL(WeighedByLoss):
     """Minimises the largest loss over all mixtures of clients, or of domains."""
 
     name = "afl"
-    title = "AFL"
     summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
     settings: AFLSettings
     excludes: ClassVar[dict[str, str]] = dict.fromkeys(

@@ -26,10 +26,9 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from feddg.clients.client import Batch, Client
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import (
-    DomainMethod,
+    ComparedEmbeddings,
     domain_means,
     mean_over,
     pairs_of,
@@ -48,20 +47,17 @@ class CORALSettings(MethodSettings):
 
 
 @register
-class CORAL(DomainMethod):
+class CORAL(ComparedEmbeddings):
     """Penalises differences of the domains' covariances."""
 
     name = "coral"
     summary = "the domains' features have one covariance (Sun and Saenko 2016)"
     settings: CORALSettings
+    term = "correlation"
     together = 2
 
-    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """Adds the mean distance of the pairs of domains."""
-        terms = super().head_loss(client, batch, embeddings)
-        return terms | self.compared(client, batch, embeddings, "correlation", self._penalty)
-
-    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+    def penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+        """Returns the mean distance of the pairs of domains."""
         several = pairs_of((member.sum(0) > 1).to(member))
         means, covariances = distances(points, member)
         both = several * covariances

@@ -1,6 +1,6 @@
 """What methods share that compare the domains of a client's own images."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -121,28 +121,31 @@ class DomainMethod(Method):
         losses, weights = losses_by_image(logits, batch.labels, by_class, train)
         return losses, self.member(client, batch)[0] * weights[:, None]
 
-    def compared(
-        self,
-        client: Client,
-        batch: Batch,
-        embeddings: Tensor,
-        term: str,
-        penalty: Callable[[Tensor, Tensor, Tensor], Tensor],
-    ) -> dict[str, Tensor]:
-        """Returns the term of a penalty that compares domains; none of a single one.
+
+class ComparedEmbeddings(DomainMethod):
+    """Adds a penalty that compares the domains' embeddings."""
+
+    term: ClassVar[str]
+    """The penalty's name."""
+
+    def penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+        """Returns the penalty, without mixed precision.
 
         Args:
-            client: the client.
-            batch: the batch.
-            embeddings: ``(B, d)``.
-            term: its name.
-            penalty: of the embeddings in float32, without mixed precision, and of what
-                :meth:`member` returns.
+            points: ``(B, d)``, embeddings in float32.
+            member: ``(B, G)``, see :meth:`member`.
+            present: ``(G,)``, likewise.
         """
+        raise NotImplementedError
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the penalty, where there are several domains."""
+        terms = super().head_loss(client, batch, embeddings)
         if self.domains(client) < 2:
-            return {}
+            return terms
         with torch.autocast(embeddings.device.type, enabled=False):
-            return {term: penalty(embeddings.float(), *self.member(client, batch))}
+            penalty = self.penalty(embeddings.float(), *self.member(client, batch))
+        return terms | {self.term: penalty}
 
 
 class PenalisedLosses(DomainMethod):
@@ -153,18 +156,25 @@ class PenalisedLosses(DomainMethod):
         "each replaces the mean over images by one of its own over domains; choose one",
     )
 
-    def annealing(self) -> tuple[str, int] | None:
-        """Returns the field and the number of steps before a penalty has its own weight, if any."""
-        return None
+    anneals: ClassVar[str] = ""
+    """The setting with the number of steps before the penalty has its own weight."""
 
-    def annealed(self, client: Client, weight: float, steps: int) -> Tensor:
-        """Returns a penalty's weight at the client's next step: 1 for so many steps, then its own.
+    @property
+    def weight(self) -> float:
+        """The penalty's own weight."""
+        raise NotImplementedError
 
-        Steps are counted as if the client had taken part in every round.
-        """
+    @property
+    def annealing(self) -> int:
+        """The number of steps for which a weight above 1 is 1."""
+        return int(getattr(self.settings, self.anneals))
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the penalty's weight, with steps counted as if the client were in every round."""
         turn = steps_of_round(client.worker.train, len(client.training))
-        passed = (client.round - 1) * turn + client.steps
-        return torch.tensor(weight if passed >= steps else min(weight, 1.0))
+        waits = (client.round - 1) * turn + client.steps < self.annealing
+        weight = torch.tensor(min(self.weight, 1.0) if waits else self.weight)
+        return super().draws(client, positions, labels) | {WEIGHT: weight}
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes a step of the same length whatever the weight: all terms' gradients are divided."""
@@ -194,17 +204,17 @@ def unreached_weight(
         rounds: the number of all rounds.
         clients: the number of domains and of images of each; asked for only if it matters.
     """
-    annealing = method.annealing() if isinstance(method, PenalisedLosses) else None
-    counts = [*clients] if annealing else []
-    if not annealing or not any(domains > 1 for domains, _ in counts):
+    if not isinstance(method, PenalisedLosses) or method.weight <= 1:
+        return []
+    counts = [*clients]
+    if all(domains < 2 for domains, _ in counts):
         return []
     steps = rounds * max(steps_of_round(train, images) for _, images in counts)
-    if steps > annealing[1]:
+    if steps > method.annealing:
         return []
-    field, begins = annealing
     text = (
-        f"No client takes more than {counted(steps, 'step')}, and {title_of(method.name)}'s "
-        f"weight counts after {begins} ({field}): until then it is 1."
+        f"No client takes more than {counted(steps, 'step')}, and {title_of(method.name)}'s weight "
+        f"counts after {method.annealing} (method.{method.anneals}): until then it is 1."
     )
     advice = "In a short run 1 may be the best weight: a larger one keeps a network from learning."
     return [warning(NEVER_WEIGHTED, text, advice)]

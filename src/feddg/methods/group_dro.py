@@ -51,7 +51,6 @@ class GroupDRO(DomainMethod, WeighedByLoss):
     """Weighs the domains by their losses."""
 
     name = "group_dro"
-    title = "GroupDRO"
     aliases = ("groupdro",)
     summary = "domains with a large loss count more (Sagawa et al. 2020)"
     settings: GroupDROSettings
