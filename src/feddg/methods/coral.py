@@ -26,9 +26,10 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
+from feddg.clients.client import Batch, Client
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import (
-    ComparedEmbeddings,
+    DomainMethod,
     domain_means,
     mean_over,
     pairs_of,
@@ -47,17 +48,20 @@ class CORALSettings(MethodSettings):
 
 
 @register
-class CORAL(ComparedEmbeddings):
+class CORAL(DomainMethod):
     """Penalises differences of the domains' covariances."""
 
     name = "coral"
     summary = "the domains' features have one covariance (Sun and Saenko 2016)"
     settings: CORALSettings
-    term = "correlation"
     together = 2
 
-    def penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
-        """Returns the mean distance of the pairs of domains."""
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the mean distance of the pairs of domains."""
+        terms = super().head_loss(client, batch, embeddings)
+        return terms | self.compared(client, batch, embeddings, "correlation", self._penalty)
+
+    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
         several = pairs_of((member.sum(0) > 1).to(member))
         means, covariances = distances(points, member)
         both = several * covariances

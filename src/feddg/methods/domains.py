@@ -1,6 +1,6 @@
 """What methods share that compare the domains of a client's own images."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 import torch
@@ -31,6 +31,13 @@ def numbers_of(client: Client) -> Tensor:
         each = client.training.domains.tolist()
         client.scratch[NUMBERS] = torch.tensor([places.setdefault(d, len(places)) for d in each])
     return client.scratch[NUMBERS]
+
+
+def weighed_losses(client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns each image's loss, and what it counts in a mean by its class, ``(B,)`` both."""
+    logits = logits.float()
+    by_class = client.class_weights(logits)
+    return losses_by_image(logits, batch.labels, by_class, client.worker.train)
 
 
 def spread(order: Tensor, numbers: Tensor, together: int = 1) -> Tensor:
@@ -116,36 +123,31 @@ class DomainMethod(Method):
 
     def losses(self, client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses ``(B,)``, and what each counts in its domain's mean, ``(B, G)``."""
-        logits, train = logits.float(), client.worker.train
-        by_class = client.class_weights(logits)
-        losses, weights = losses_by_image(logits, batch.labels, by_class, train)
+        losses, weights = weighed_losses(client, batch, logits)
         return losses, self.member(client, batch)[0] * weights[:, None]
 
-
-class ComparedEmbeddings(DomainMethod):
-    """Adds a penalty that compares the domains' embeddings."""
-
-    term: ClassVar[str]
-    """The penalty's name."""
-
-    def penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
-        """Returns the penalty, without mixed precision.
+    def compared(
+        self,
+        client: Client,
+        batch: Batch,
+        embeddings: Tensor,
+        term: str,
+        penalty: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """Returns the term of a penalty that compares domains; none of a single one.
 
         Args:
-            points: ``(B, d)``, embeddings in float32.
-            member: ``(B, G)``, see :meth:`member`.
-            present: ``(G,)``, likewise.
+            client: the client.
+            batch: the batch.
+            embeddings: ``(B, d)``.
+            term: its name.
+            penalty: of the embeddings in float32, without mixed precision, and of what
+                :meth:`member` returns.
         """
-        raise NotImplementedError
-
-    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """Adds the penalty, where there are several domains."""
-        terms = super().head_loss(client, batch, embeddings)
         if self.domains(client) < 2:
-            return terms
+            return {}
         with torch.autocast(embeddings.device.type, enabled=False):
-            penalty = self.penalty(embeddings.float(), *self.member(client, batch))
-        return terms | {self.term: penalty}
+            return {term: penalty(embeddings.float(), *self.member(client, batch))}
 
 
 class PenalisedLosses(DomainMethod):

@@ -28,8 +28,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from feddg.clients.client import Batch, Client
 from feddg.methods.base import MethodSettings, register
-from feddg.methods.domains import ComparedEmbeddings, mean_over, pairs_of, squared_distances
+from feddg.methods.domains import DomainMethod, mean_over, pairs_of, squared_distances
 from feddg.settings import NotNegative
 
 BANDWIDTHS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
@@ -45,16 +46,19 @@ class MMDSettings(MethodSettings):
 
 
 @register
-class MMD(ComparedEmbeddings):
+class MMD(DomainMethod):
     """Penalises the maximum mean discrepancy between the domains' embeddings."""
 
     name = "mmd"
     summary = "the domains' features are distributed alike, by a kernel (Li et al. 2018)"
     settings: MMDSettings
-    term = "discrepancy"
 
-    def penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
-        """Returns the mean discrepancy of the pairs of domains."""
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the mean discrepancy of the pairs of domains."""
+        terms = super().head_loss(client, batch, embeddings)
+        return terms | self.compared(client, batch, embeddings, "discrepancy", self._penalty)
+
+    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
         distances, pairs = discrepancies(points, member), pairs_of(present)
         if self.settings.mmd_pairs == "mean":
             return self.settings.mmd_weight * mean_over(distances, pairs)
