@@ -63,13 +63,13 @@ class Codec(nn.Module, ABC):
         self.register_buffer("unit", torch.ones(()), persistent=False)
 
     @classmethod
-    @abstractmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
         """Returns the codec with the weights of two files, or with its own if they are None.
 
         Raises:
             WeightsError: a file is missing, unreadable, not needed, or does not fit.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
@@ -158,12 +158,6 @@ class NormalizedCodec(Codec):
         self.codec, self.channels, self.stride = codec, codec.channels, codec.stride
         for name, values in (("mean", IMAGENET_MEAN), ("deviation", IMAGENET_STD)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
-
-    @classmethod
-    def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
-        """Returns the papers' VGG-19 on normalised images; see :meth:`Codec.load`."""
-        files = {"encoder": encoder, "decoder": decoder}
-        return cls(load_codec("vgg19", **files, style_layer=style_layer)).frozen()
 
     def encode(self, images: Tensor) -> Tensor:
         """Returns the feature maps of the normalised images; see :meth:`Codec.encode`."""
