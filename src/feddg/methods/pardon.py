@@ -212,24 +212,20 @@ class Pardon(OneStyleEach):
         embeddings, *others = client.network.features_of(images)
         stylized = others[0] if others else None
         terms = self.head_loss(client, batch, embeddings)
-        if stylized is not None and chosen.stylized_cross_entropy:
-            on_stylized = self.head_loss(client, batch, stylized)
+        if chosen.stylized_cross_entropy:
+            on_stylized = self.head_loss(client, batch, others[0])
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
         if chosen.contrastive != "none":
-            drawn = self.drawn(client, batch)
-            if chosen.contrastive == "ordinary":
+            drawn, ordinary = self.drawn(client, batch), chosen.contrastive == "ordinary"
+            candidates = positives = embeddings if ordinary else others[0]
+            if ordinary:
                 positives = nearest_of_class(embeddings, drawn["pardon/partner"])
-                candidates = embeddings
-            else:
-                positives = candidates = others[0]
             rows, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
-            terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, positives, candidates, rows, negative, chosen.margin
-            )
+            distance = triplet(embeddings, positives, candidates, rows, negative, chosen.margin)
+            terms["triplet"] = chosen.gamma1 * distance
         if chosen.gamma2:
-            terms["regularizer"] = chosen.gamma2 * regularizer(
-                embeddings, stylized, chosen.regularizer
-            )
+            size = regularizer(embeddings, stylized, chosen.regularizer)
+            terms["regularizer"] = chosen.gamma2 * size
         return terms
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:

@@ -21,12 +21,15 @@ from feddg.records import Groups
 from feddg.settings import ExperimentSettings, FixedPath, Fraction
 from feddg.styles.codec import CODECS, Codec, NormalizedCodec, load_codec, restyled, transfer
 from feddg.styles.ranges import noised_range, style_range
-from feddg.styles.statistics import FeatureMoments, measure, private_style
+from feddg.styles.statistics import FeatureMoments, client_style, finch, measure, private_style
 
 ENOUGH_PLACES = 8
 """Smallest side of a feature map with which stylized images are recognised nearly as well as the
 originals: 80 instead of 84 % at 8 x 8 (``docs/codec.md``). With 4 x 4 CCST showed no gain.
 """
+
+Chosen = Callable[[Client], tuple[Tensor, Tensor | None]]
+"""Maps a client to a style, and to which of its images keep theirs."""
 
 
 class StyleSettings(MethodSettings):
@@ -202,14 +205,11 @@ class StyleExchange:
         # A single image's share is the largest there is, where nobody said how many there are.
         return noised_range(self.codec(), context.noise, context.images or 1)
 
-    def stylize_all(
-        self, client: Client, name: str, chosen: Callable[[Client], tuple[Tensor, Tensor | None]]
-    ) -> None:
-        """Sets ``client.views[name]``: all its images stylized, cached on disk.
+    def stylize_all(self, client: Client, chosen: Chosen) -> Tensor:
+        """Returns all a client's images stylized, uint8 ``(n, H, W, 3)``, cached on disk.
 
         Args:
             client: the client.
-            name: the view's name.
             chosen: returns a client's style, ``(2, C)`` for all its images, or ``(n, 2, C)``, one
                 each; and ``(n,)`` bool, images that are not stylized, or None if all are. Clients
                 whose turn comes later are asked, too, so that their images can share a batch.
@@ -240,15 +240,13 @@ class StyleExchange:
             )
             return stylized.permute(0, 2, 3, 1).contiguous()
 
-        client.views[name] = client.cached(key(client), draw)
+        return client.cached(key(client), draw)
 
-    def prepare_copies(
-        self, client: Client, name: str, chosen: Callable[[Client], tuple[Tensor, Tensor | None]]
-    ) -> None:
+    def prepare_copies(self, client: Client, name: str, chosen: Chosen) -> None:
         """Makes :meth:`copies` for a client's round, or keeps its style: :meth:`stylize_all`."""
         client.scratch |= on_device({name: chosen(client)[0]}, client.device)
         if self.settings.stylized == "cached":
-            self.stylize_all(client, name, chosen)
+            client.views[name] = self.stylize_all(client, chosen)
 
     def copies(self, client: Client, batch: Batch, name: str) -> Tensor | None:
         """Returns stylized copies of a batch's images, without gradients; None without a style."""
@@ -329,8 +327,9 @@ class OneStyleEach(StyleExchange, Method):
         raise NotImplementedError
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
-        """Returns ``(2, C)``, the style of a client whose images have these moments."""
-        raise NotImplementedError
+        """Returns ``(2, C)``, a client's style: the mean over the FINCH clusters of its images."""
+        clusters = finch(moments.styles().flatten(1).numpy())[-1]
+        return client_style(moments, clusters)
 
     def released(self, client: Client, style: Tensor) -> Tensor:
         """Returns ``(2, C)``, the style as the client sends it: unchanged here."""

@@ -53,7 +53,7 @@ from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings
 from feddg.settings import Fraction, NotNegative
 from feddg.styles.codec import restyled
-from feddg.styles.statistics import FeatureMoments, client_style, finch, interpolation_style
+from feddg.styles.statistics import interpolation_style
 
 
 class VistaSettings(StyleSettings):
@@ -93,11 +93,6 @@ class Vista(OneStyleEach):
     def exchanges(self) -> bool:
         """Whether styles are used, and so exchanged."""
         return self.settings.style_probability > 0
-
-    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
-        """Returns the client's style (Eq. 1): the mean over the FINCH clusters of its images."""
-        clusters = finch(moments.styles().flatten(1).numpy())[-1]
-        return client_style(moments, torch.from_numpy(clusters))
 
     def common(self, styles: Tensor) -> tuple[Weights, Tensor | None]:
         """Returns the groups' styles, ``(M, 2, C)`` (Eq. 2), or their median, and the groups."""
