@@ -44,9 +44,11 @@ class Estimate(NamedTuple):
         return f"{self.value:.0%}, {ends} about nine times in ten"
 
 
-def calibration(
-    signals: numpy.ndarray, truths: numpy.ndarray, correct: bool = True
-) -> tuple[float, float, float]:
+Line = tuple[float, float, float]
+"""What :func:`calibration` returns."""
+
+
+def calibration(signals: numpy.ndarray, truths: numpy.ndarray, correct: bool = True) -> Line:
     """Returns offset, slope minus 1, and centre of a line through sites, shrunk to the identity.
 
     The line has the largest posterior probability if errors, offset and slope are normal with the
@@ -110,10 +112,6 @@ def calibrated(
         low, high = middle - quantile(weight) * deviation, middle + quantile(weight) * deviation
     least = quantile(math.inf) * math.sqrt((middle * (1 - middle) + 0.25 / images) / images)
     return within(middle, min(low, middle - least), max(high, middle + least))
-
-
-Line = tuple[float, float, float]
-"""What :func:`calibration` returns."""
 
 
 def _lines_without_a_site(

@@ -104,7 +104,7 @@ class Versions(Pixels):
 
 
 @register
-class Ccst(StyleExchange, Method):
+class Ccst(StyleExchange):
     """Clients share styles and train on their images stylized in each other's."""
 
     name = "ccst"

@@ -138,14 +138,11 @@ class Pardon(OneStyleEach):
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """Returns the client's style (Eq. 1-2): the mean over the FINCH clusters of its images."""
-        labels = self._clusters(client, moments)
-        return client_style(moments, labels, combine=self.settings.combine)
+        return client_style(moments, self._clusters(client, moments), self.settings.combine)
 
     def released(self, client: Client, style: Tensor) -> Tensor:
-        """Returns the style, perturbed if the settings say so (FISC, Table 10)."""
+        """Returns the style, perturbed as the settings say (FISC, Table 10)."""
         scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
-        if not (scale or coefficient):
-            return style
         return perturb(style, scale, coefficient, client.stream("noise"))
 
     def style_range(self, context: SchemaContext) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,7 @@ class StyleSettings(MethodSettings):
         return codec
 
 
-class StyleExchange:
+class StyleExchange(Method):
     """Codec and stylized copies for a method whose settings extend :class:`StyleSettings`."""
 
     settings: StyleSettings
@@ -137,8 +137,8 @@ class StyleExchange:
 
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
         """Warns if the feature map is too small to redraw an image well."""
-        others: Sequence[Diagnostic] = super().diagnostics(experiment)  # type: ignore[misc]
         chosen, size = self.settings, experiment.data.image_size
+        others = super().diagnostics(experiment)
         places = -(-size // self.codec().stride)
         if places >= ENOUGH_PLACES or not chosen.strength:
             return others
@@ -270,10 +270,9 @@ class StyleExchange:
         return transfer(codec, images, style, chosen.strength, correction=chosen.correction)
 
 
-class OneStyleEach(StyleExchange, Method):
+class OneStyleEach(StyleExchange):
     """Before round 1 every client sends one style, noised if the experiment asks for it."""
 
-    settings: StyleSettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/style": EntrySchema(
             "one style vector, the mean over the clusters of its images",
