@@ -192,7 +192,7 @@ class Site:
         client.context = context
         method.begin(client)
         batch = client.batch(torch.arange(len(self.batch)), client.stream("augment"))
-        copies = method._stylized(client, batch)
+        copies = method.copies(client, batch, "stylized")
         styles = [message.tensors["style"] for _, message in sent]
         return styles, context.tensors["style"], batch, copies, client
 

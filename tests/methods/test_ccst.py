@@ -149,8 +149,8 @@ def test_pardons_variant_pairs_images_with_stylized_copies_in_one_lasting_foreig
     small, bank = set_up({"variant": "pardon"})
     for id in range(3):
         client, again = begun(small, id), begun(small, id)
-        style = client.scratch["style"]
-        assert torch.equal(style, again.scratch["style"])
+        style = client.scratch["ccst"]
+        assert torch.equal(style, again.scratch["ccst"])
         assert int((bank["styles"] == style).all(2).all(1).nonzero()) != id
         stylized = transfer(load_codec("compact"), small.examples(id).images(), style, 0.5)
         assert torch.equal(client.views["ccst"], stylized.permute(0, 2, 3, 1))

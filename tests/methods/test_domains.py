@@ -207,6 +207,16 @@ def test_loss_and_gradient_are_those_of_loops_over_the_domains(subtests):
                 torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-6)
 
 
+def test_two_penalties_of_one_batch_both_count():
+    terms = {}
+    for name in ("mmd", "coral", "mmd+coral"):
+        torch.manual_seed(1)
+        small, client, batch, _ = begun(name, {}, (4, 3, 2))
+        terms[name] = {n: float(t.detach()) for n, t in small.method.loss(client, batch).items()}
+    assert terms["mmd+coral"] == terms["mmd"] | terms["coral"]
+    assert {"discrepancy", "correlation"} <= terms["mmd+coral"].keys()
+
+
 def test_a_domain_that_a_batch_lacks_does_not_count():
     """Nor does it in the batch of one domain that is left."""
     for name, settings in (c for c in PENALISED if c[0] != "mixup"):

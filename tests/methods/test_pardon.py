@@ -261,7 +261,9 @@ def test_cached_and_on_the_fly_stylized_copies_agree_without_augmentation():
     cached, flying = (begun({"stylized": kind}) for kind in ("cached", "on_the_fly"))
     assert "stylized" in cached[2].views
     assert not flying[2].views
-    pairs = [small.method._stylized(client, batch) for small, client, batch in (cached, flying)]
+    pairs = [
+        small.method.copies(client, batch, "stylized") for small, client, batch in (cached, flying)
+    ]
     torch.testing.assert_close(*pairs, rtol=0, atol=0.51 / 255)  # cached ones are bytes
     terms = [small.method.loss(client, batch) for small, client, batch in (cached, flying)]
     for name, term in terms[0].items():
@@ -413,7 +415,7 @@ def test_the_released_codes_styles_copies_loss_and_gradient_are_ours_by_settings
     batch = client.batch(torch.arange(9), client.stream("augment"))
     images, network = normalised(batch.images), client.network
     copies = RELEASED_CODE.copies_of(encoder, decoder, images, style)
-    own = small.method._stylized(client, batch)
+    own = small.method.copies(client, batch, "stylized")
     torch.testing.assert_close(network.normalize(own), copies, rtol=1e-4, atol=1e-5)
     assert own.min() < 0 or own.max() > 1  # not clamped
 
@@ -446,9 +448,9 @@ def test_ccst_as_pardon_has_it_and_vista_draw_with_the_released_stylization():
     ccst.method.begin(client)
     batch = client.batch(torch.arange(9), client.stream("augment"))
     halves = RELEASED_CODE.halves({"codec": "compact", "encoder": None, "decoder": None})
-    images, style = normalised(batch.images), client.scratch["style"]
+    images, style = normalised(batch.images), client.scratch["ccst"]
     expected = RELEASED_CODE.copies_of(*halves, images, style)
-    own = client.network.normalize(ccst.method.stylize(batch, style))
+    own = client.network.normalize(ccst.method.copies(client, batch, "ccst"))
     torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
 
     vista = released_federation("vista", {"stylization": "released"})

@@ -494,7 +494,7 @@ def test_what_it_cannot_be_is_refused_by_field(subtests):
             },
             "method.class_means",
         ),
-        ({"method": {"name": "ridge", "penalties": [-1.0]}}, "method.penalties"),
+        ({"method": {"name": "ridge", "penalties": [-1.0]}}, "penalties.0: "),
         ({"method": {"name": "ridge", "clip": 5.0, "solution": "published"}}, "method.solution"),
         (
             {

@@ -91,7 +91,7 @@ class Predictor(nn.Module):
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
         super().__init__()
-        self.model = without_adapter(model)
+        self.model = model.network if isinstance(model, Adapted) else model
         self.settings, self.parts = settings, parts
         self.require(model)
 
@@ -107,7 +107,7 @@ class Predictor(nn.Module):
         return AdaptationError(f"{self.name} cannot serve this model: {reason}")
 
     def reset(self) -> None:
-        """Forgets the images seen so far; call it between domains."""
+        """Forgets the images seen so far, if any; call it between domains."""
 
     @property
     def keeps_state(self) -> bool:
@@ -123,11 +123,6 @@ class Predictor(nn.Module):
         with normalised_by(self.model, self.rule(images)):
             logits: Tensor = self.model(images)
         return logits
-
-
-def without_adapter(model: nn.Module) -> nn.Module:
-    """Returns the model that uses only its running statistics."""
-    return model.network if isinstance(model, Adapted) else model
 
 
 def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
@@ -162,8 +157,9 @@ def adapt(model: nn.Module, spelling: str, parts: Parts | None = None) -> Predic
         AdaptationError: the name or a setting is unknown, or the model lacks a part that is needed.
     """
     kind, settings = read(spelling)
-    predictor = kind(model, settings, parts or Parts())
-    return predictor.eval()
+    predictor = kind(model, settings, parts or Parts()).eval()
+    predictor.reset()
+    return predictor
 
 
 def read(spelling: str) -> tuple[type[Predictor], Any]:
@@ -232,10 +228,6 @@ class Random(Predictor):
     summary = "a random share of the image's own moments, for each layer and image"
     changes = "counts the images, which decides the draws"
     cost = "moments of every map"
-
-    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
-        super().__init__(model, settings, parts)
-        self._seen = 0
 
     def reset(self) -> None:
         """Counts images from 0 again."""
@@ -419,13 +411,12 @@ class MixNorm(Predictor):
         draws = torch.rand(CROPS, 3, generator=rng)
         sides = (low + (high - low) * draws[:, 0]).sqrt()
         self._boxes = torch.stack([sides, *(draws[:, 1:] * (1 - sides[:, None])).T], 1).tolist()
-        self._kept: dict[_BatchNorm, Stored] = {}
         if settings.tau:  # images sorted by class would lead the kept moments astray
             self.needs = "a stream"  # type: ignore[misc]
 
     def reset(self) -> None:
         """Restores the running statistics."""
-        self._kept = {}
+        self._kept: dict[_BatchNorm, Stored] = {}
 
     @property
     def keeps_state(self) -> bool:
@@ -516,10 +507,6 @@ class TsmoBN(Predictor):
     cost = "moments of every layer"
     Settings = TsmoBNSettings
 
-    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
-        super().__init__(model, settings, parts)
-        self.reset()
-
     def reset(self) -> None:
         """Restores the running statistics."""
         self._kept: dict[_BatchNorm, Stored] = {}
@@ -571,10 +558,6 @@ class Tent(Predictor):
     cost = "a backward pass"
     Settings = TentSettings
 
-    def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
-        super().__init__(model, settings, parts)
-        self.reset()
-
     def reset(self) -> None:
         """Restores the trained scales and shifts."""
         with torch.inference_mode(False):
@@ -611,8 +594,7 @@ class Tent(Predictor):
                 logits = super().forward(images)
                 logs = logits.float().log_softmax(-1)
                 entropy = -(logs.exp() * logs).sum(-1).mean()
-                gradients = torch.autograd.grad(entropy, self._trained)  # the model gets none
-                for parameter, gradient in zip(self._trained, gradients):
-                    parameter.grad = gradient
+                self._optimizer.zero_grad()
+                entropy.backward(inputs=self._trained)  # the model gets no gradients
                 self._optimizer.step()
         return logits.detach()

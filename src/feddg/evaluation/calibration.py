@@ -44,7 +44,11 @@ class Estimate(NamedTuple):
         return f"{self.value:.0%}, {ends} about nine times in ten"
 
 
-def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, float, float]:
+Line = tuple[float, float, float]
+"""What :func:`calibration` returns."""
+
+
+def calibration(signals: numpy.ndarray, truths: numpy.ndarray, correct: bool = True) -> Line:
     """Returns offset, slope minus 1, and centre of a line through sites, shrunk to the identity.
 
     The line has the largest posterior probability if errors, offset and slope are normal with the
@@ -54,8 +58,9 @@ def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, f
     Args:
         signals: ``(sites,)`` estimates.
         truths: ``(sites,)`` accuracies.
+        correct: False gives the identity.
     """
-    if len(signals) < 2:
+    if not correct or len(signals) < 2:
         return 0.0, 0.0, 0.0
     centre = float(signals.mean())
     rows = numpy.stack([numpy.ones_like(signals), signals - centre], 1)
@@ -93,7 +98,7 @@ def calibrated(
             estimates are off, not in which direction.
     """
     measured, true = numpy.array(signals, float), numpy.array(truths, float)
-    middle = _on(_line(measured, true, correct), signal)
+    middle = _on(calibration(measured, true, correct), signal)
     errors = numpy.abs(errors_at_sites(signals, truths, correct=correct))
     if len(measured) >= ENOUGH_SITES:
         lines = _lines_without_a_site(measured, true, correct)
@@ -109,19 +114,11 @@ def calibrated(
     return within(middle, min(low, middle - least), max(high, middle + least))
 
 
-Line = tuple[float, float, float]
-"""What :func:`calibration` returns."""
-
-
-def _line(signals: numpy.ndarray, truths: numpy.ndarray, correct: bool) -> Line:
-    return calibration(signals, truths) if correct else (0.0, 0.0, 0.0)
-
-
 def _lines_without_a_site(
     signals: numpy.ndarray, truths: numpy.ndarray, correct: bool
 ) -> list[Line]:
     every = range(len(signals))
-    return [_line(numpy.delete(signals, i), numpy.delete(truths, i), correct) for i in every]
+    return [calibration(numpy.delete(signals, i), numpy.delete(truths, i), correct) for i in every]
 
 
 def _on(line: Line, value: float) -> float:

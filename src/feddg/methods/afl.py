@@ -49,9 +49,8 @@ from feddg.messages import (
 )
 from feddg.methods.base import Ask, Method, MethodSettings, State, register
 from feddg.methods.baselines import Local
-from feddg.methods.domains import PenalisedLosses
+from feddg.methods.domains import PenalisedLosses, weighed_losses
 from feddg.models.network import Network
-from feddg.models.task import losses_by_image
 from feddg.settings import ExperimentSettings
 
 WEIGHTS, IMAGES = "weights_by_loss", "domain_images"
@@ -185,9 +184,7 @@ class WeighedByLoss(Method):
 
     def weighed_loss(self, client: Client, batch: Batch, outputs: Tensor) -> Tensor:
         """Returns the mean over images of what their domain counts times their loss."""
-        logits = outputs.float()
-        by_class, train = client.class_weights(logits), client.worker.train
-        losses, weights = losses_by_image(logits, batch.labels, by_class, train)
+        losses, weights = weighed_losses(client, batch, outputs)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
         return (factors * weights * losses).sum() / weights.sum()
 
@@ -241,7 +238,6 @@ class AFL(WeighedByLoss):
     """Minimises the largest loss over all mixtures of clients, or of domains."""
 
     name = "afl"
-    title = "AFL"
     summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
     settings: AFLSettings
     excludes: ClassVar[dict[str, str]] = dict.fromkeys(

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, get_type_hints, runtime_checkable
 
 import torch
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
@@ -23,8 +23,8 @@ from feddg.errors import (
     NotEnoughUpdates,
     RunError,
     TrainingDiverged,
-    field_fault,
     first_names,
+    schema_faults,
 )
 from feddg.messages import (
     Broadcast,
@@ -167,11 +167,9 @@ class Method:
         Raises:
             ExperimentError: one is unknown or out of range.
         """
-        try:
+        name, known = self.name or type(self).__name__, self.Settings.model_fields
+        with schema_faults(ExperimentError, f"method {name}: ", known):
             self.settings = self.Settings(**fields) if settings is None else settings
-        except ValidationError as error:
-            fault = field_fault(error, list(self.Settings.model_fields))
-            raise ExperimentError(f"method {self.name or type(self).__name__}: {fault}") from None
 
     # What is trained
 
@@ -296,7 +294,7 @@ class Method:
 
         Puts new tensors into ``state`` and does not change the old ones, because a round may fail
         half-way. To use more of the updates than their mean, pass ``super()`` a generator that
-        reads each update before it yields it.
+        reads each update before it yields it (:func:`noting`).
         """
         items = ((update.weights, self.share(state, update)) for update in updates)
         state.weights = weighted_mean(items, state.weights)
@@ -567,6 +565,13 @@ def shared_entries(method: Method, network: nn.Module) -> dict[str, nn.Parameter
     return {name: parameter for name, parameter in named if id(parameter) in shared}
 
 
+def bank(client_statistics: Statistics, name: str, owners: str) -> Message:
+    """Returns all clients' rows of a tensor, and the client of each under another name."""
+    parts = [(id, message.tensors[name]) for id, message in client_statistics]
+    ids = torch.cat([torch.full((len(part),), id) for id, part in parts])
+    return Message({name: torch.cat([part for _, part in parts]), owners: ids})
+
+
 def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None = None) -> Weights:
     """Returns the weighted mean of named tensors, as a stream: memory is one running mean.
 
@@ -602,6 +607,13 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean | {name: mean[name].to(tensor.dtype) for name, tensor in half.items()}
+
+
+def noting(updates: Iterable[Update], note: Callable[[Update], object]) -> Iterator[Update]:
+    """Yields updates, each after it was noted, for an ``aggregate`` of more than the mean."""
+    for update in updates:
+        note(update)
+        yield update
 
 
 METHODS: Registry[type[Method]] = Registry(

@@ -33,7 +33,7 @@ Decisions:
     better than the two networks tried (``docs/benchmarks.md``).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
@@ -44,8 +44,8 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.data.pixels import Pixels
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import EntrySchema, Message, SchemaContext, joined, on_device
-from feddg.methods.base import Method, Presets, Statistics, register
+from feddg.messages import EntrySchema, Message, SchemaContext, joined
+from feddg.methods.base import Method, Presets, Statistics, bank, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
 
@@ -86,20 +86,15 @@ class CcstSettings(StyleSettings):
         return self
 
 
-@dataclass
 class Versions(Pixels):
     """Images in several versions: row ``v n + i`` is version v of image i, for n images.
 
-    Attributes:
+    Args:
         views: K tensors, uint8 ``(n, H, W, 3)``.
-        size: H and W.
     """
 
-    views: list[Tensor]
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.size = self.views[0].shape[1]
+    def __init__(self, views: list[Tensor]) -> None:
+        self.views, self.size = views, views[0].shape[1]
 
     def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
         """Returns the images of ``rows``, ``(B, 3, H, W)``, on a device."""
@@ -109,7 +104,7 @@ class Versions(Pixels):
 
 
 @register
-class Ccst(StyleExchange, Method):
+class Ccst(StyleExchange):
     """Clients share styles and train on their images stylized in each other's."""
 
     name = "ccst"
@@ -159,10 +154,8 @@ class Ccst(StyleExchange, Method):
 
     def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the bank: all styles, and the client of each."""
-        styles = [message.tensors["styles"] for _, message in client_statistics]
-        owners = [torch.full((len(s),), id) for (id, _), s in zip(client_statistics, styles)]
-        bank = Message({"styles": torch.cat(styles), "owners": torch.cat(owners)})
-        return joined(super().aggregate_statistics(client_statistics), bank)
+        styles = bank(client_statistics, "styles", "owners")
+        return joined(super().aggregate_statistics(client_statistics), styles)
 
     def begin(self, client: Client) -> None:
         """Builds the augmented set, or loads it from disk, for the parts after it to train on."""
@@ -175,7 +168,7 @@ class Ccst(StyleExchange, Method):
         super().begin(client)
 
     def _build_set(self, client: Client, styles: Tensor, owners: Tensor) -> None:
-        examples, views, number = client.examples, [], self.settings.styles_per_image
+        examples, number = client.examples, self.settings.styles_per_image
 
         @cache
         def rows_of(client: Client) -> Tensor:
@@ -186,9 +179,8 @@ class Ccst(StyleExchange, Method):
             rows = rows_of(client)[version]
             return styles[rows], owners[rows] == client.id
 
-        for version in range(len(rows_of(client))):  # fewer of few clients
-            self.stylize_all(client, "ccst", partial(chosen, version))
-            views.append(client.views.pop("ccst"))
+        versions = range(len(rows_of(client)))  # fewer of few clients
+        views = [self.stylize_all(client, partial(chosen, version)) for version in versions]
         rows = torch.arange(len(views) * len(examples))
         if self.settings.epoch == "original":
             drawn = torch.randint(len(views), (len(examples),), generator=client.stream("versions"))
@@ -214,18 +206,14 @@ class Ccst(StyleExchange, Method):
             drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
             return styles[foreign[drawn]], None
 
-        client.scratch |= on_device({"style": chosen(client)[0]}, client.device)
-        if self.settings.stylized == "cached":
-            self.stylize_all(client, "ccst", chosen)
+        self.prepare_copies(client, "ccst", chosen)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the batch; variant ``pardon`` adds that of its stylized copies."""
         terms = super().loss(client, batch)
-        if "style" not in client.scratch:
-            return terms
-        stylized = batch.views.get("ccst")
+        stylized = self.copies(client, batch, "ccst")
         if stylized is None:
-            stylized = self.stylize(batch, client.scratch["style"])
+            return terms
         on_stylized = super().loss(client, replace(batch, images=stylized))
         return terms | {f"transferred_{name}": term for name, term in on_stylized.items()}
 

@@ -46,12 +46,14 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     # A term of the weights alone counts once, however often a part passes a batch on.
     parts = _arranged(tuple(sorted(parts, key=lambda part: part is not FedProx)))
     name = _joined_name(parts)
+    own = (part.Settings for part in parts if part.Settings is not MethodSettings)
+    settings: tuple[type[MethodSettings], ...] = (*own, MethodSettings)
     members = {
         "name": name,
         "title": " + ".join(part.title for part in parts),
         "aliases": (),
         "summary": " + ".join(part.summary for part in parts),
-        "Settings": create_model(f"{name} settings", __base__=_settings(parts)),
+        "Settings": create_model(f"{name} settings", __base__=settings),
         "presets": _presets(parts),
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
@@ -60,11 +62,6 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)
-
-
-def _settings(parts: tuple[type[Method], ...]) -> tuple[type[MethodSettings], ...]:
-    settings = [part.Settings for part in parts if part.Settings is not MethodSettings]
-    return (*settings, MethodSettings)
 
 
 def _presets(parts: tuple[type[Method], ...]) -> Fields:
@@ -81,10 +78,7 @@ def _presets(parts: tuple[type[Method], ...]) -> Fields:
 
 
 def _merged(mappings: Iterable[Fields]) -> Fields:
-    whole: Fields = {}
-    for mapping in mappings:
-        whole = merge(whole, mapping)
-    return whole
+    return functools.reduce(merge, mappings, {})
 
 
 def _joined_name(parts: Iterable[type[Method]]) -> str:

@@ -27,7 +27,7 @@ Decisions:
     domain adaptation variant is left out.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -38,7 +38,7 @@ from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import EntrySchema, Message, Update, Weights, joined, on_device
-from feddg.methods.base import Method, MethodSettings, State, register, weighted_mean
+from feddg.methods.base import Method, MethodSettings, State, noting, register, weighted_mean
 from feddg.models.network import Heads, MeanOverHeads, Network
 from feddg.models.normalization import gates_apart, mix_instance_statistics
 from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
@@ -174,14 +174,12 @@ class COPA(Method):
         before = state.weights
         classifiers: dict[int, list[tuple[Weights, float]]] = {}
 
-        def grouped() -> Iterator[Update]:
-            for update in updates:
-                head = int(update.extras.scalars[HEAD])
-                tensors = {n: update.weights[f"classifier.{n}"].clone() for n in ("weight", "bias")}
-                classifiers.setdefault(head, []).append((tensors, self.share(state, update)))
-                yield update
+        def note(update: Update) -> None:
+            head = int(update.extras.scalars[HEAD])
+            tensors = {n: update.weights[f"classifier.{n}"].clone() for n in ("weight", "bias")}
+            classifiers.setdefault(head, []).append((tensors, self.share(state, update)))
 
-        state = super().aggregate(state, grouped())
+        state = super().aggregate(state, noting(updates, note))
         heads = {n: before[PREFIX + n].clone() for n in ("weight", "bias", "trained")}
         for head, items in classifiers.items():
             mean = weighted_mean(items)

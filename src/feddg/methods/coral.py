@@ -59,9 +59,9 @@ class CORAL(DomainMethod):
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the mean distance of the pairs of domains."""
         terms = super().head_loss(client, batch, embeddings)
-        return terms | self.compared(client, batch, embeddings, "correlation", self._penalty)
+        return terms | self.compared(client, batch, embeddings, "correlation", self._correlation)
 
-    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+    def _correlation(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
         several = pairs_of((member.sum(0) > 1).to(member))
         means, covariances = distances(points, member)
         both = several * covariances

@@ -41,7 +41,7 @@ from torch.nn.functional import adaptive_avg_pool1d, cosine_similarity, normaliz
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights, copied
-from feddg.methods.base import Method, MethodSettings, State, register
+from feddg.methods.base import Method, MethodSettings, State, noting, register
 from feddg.models.network import Network
 from feddg.settings import NotNegative
 
@@ -139,13 +139,8 @@ class CSAC(Method):
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Aggregates every layer with weights from the clients' distances to the mean."""
         collected: list[Weights] = []
-
-        def keeping() -> Iterator[Update]:
-            for update in updates:
-                collected.append(update.keep().weights)
-                yield update
-
-        state = super().aggregate(state, keeping())
+        noted = noting(updates, lambda update: collected.append(update.keep().weights))
+        state = super().aggregate(state, noted)
         state.weights = {
             name: aggregated([weights[name] for weights in collected], mean)
             for name, mean in state.weights.items()

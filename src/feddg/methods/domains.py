@@ -33,6 +33,13 @@ def numbers_of(client: Client) -> Tensor:
     return client.scratch[NUMBERS]
 
 
+def weighed_losses(client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns each image's loss, and what it counts in a mean by its class, ``(B,)`` both."""
+    logits = logits.float()
+    by_class = client.class_weights(logits)
+    return losses_by_image(logits, batch.labels, by_class, client.worker.train)
+
+
 def spread(order: Tensor, numbers: Tensor, together: int = 1) -> Tensor:
     """Returns the order in which every stretch holds each domain by its share of the images.
 
@@ -116,9 +123,7 @@ class DomainMethod(Method):
 
     def losses(self, client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses ``(B,)``, and what each counts in its domain's mean, ``(B, G)``."""
-        logits, train = logits.float(), client.worker.train
-        by_class = client.class_weights(logits)
-        losses, weights = losses_by_image(logits, batch.labels, by_class, train)
+        losses, weights = weighed_losses(client, batch, logits)
         return losses, self.member(client, batch)[0] * weights[:, None]
 
     def compared(
@@ -153,18 +158,25 @@ class PenalisedLosses(DomainMethod):
         "each replaces the mean over images by one of its own over domains; choose one",
     )
 
-    def annealing(self) -> tuple[str, int] | None:
-        """Returns the field and the number of steps before a penalty has its own weight, if any."""
-        return None
+    anneals: ClassVar[str] = ""
+    """The setting with the number of steps before the penalty has its own weight."""
 
-    def annealed(self, client: Client, weight: float, steps: int) -> Tensor:
-        """Returns a penalty's weight at the client's next step: 1 for so many steps, then its own.
+    @property
+    def weight(self) -> float:
+        """The penalty's own weight."""
+        raise NotImplementedError
 
-        Steps are counted as if the client had taken part in every round.
-        """
+    @property
+    def annealing(self) -> int:
+        """The number of steps for which a weight above 1 is 1."""
+        return int(getattr(self.settings, self.anneals))
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the penalty's weight, with steps counted as if the client were in every round."""
         turn = steps_of_round(client.worker.train, len(client.training))
-        passed = (client.round - 1) * turn + client.steps
-        return torch.tensor(weight if passed >= steps else min(weight, 1.0))
+        waits = (client.round - 1) * turn + client.steps < self.annealing
+        weight = torch.tensor(min(self.weight, 1.0) if waits else self.weight)
+        return super().draws(client, positions, labels) | {WEIGHT: weight}
 
     def step(self, client: Client, batch: Batch) -> None:
         """Takes a step of the same length whatever the weight: all terms' gradients are divided."""
@@ -194,17 +206,17 @@ def unreached_weight(
         rounds: the number of all rounds.
         clients: the number of domains and of images of each; asked for only if it matters.
     """
-    annealing = method.annealing() if isinstance(method, PenalisedLosses) else None
-    counts = [*clients] if annealing else []
-    if not annealing or not any(domains > 1 for domains, _ in counts):
+    if not isinstance(method, PenalisedLosses) or method.weight <= 1:
+        return []
+    counts = [*clients]
+    if all(domains < 2 for domains, _ in counts):
         return []
     steps = rounds * max(steps_of_round(train, images) for _, images in counts)
-    if steps > annealing[1]:
+    if steps > method.annealing:
         return []
-    field, begins = annealing
     text = (
-        f"No client takes more than {counted(steps, 'step')}, and {title_of(method.name)}'s "
-        f"weight counts after {begins} ({field}): until then it is 1."
+        f"No client takes more than {counted(steps, 'step')}, and {title_of(method.name)}'s weight "
+        f"counts after {method.annealing} (method.{method.anneals}): until then it is 1."
     )
     advice = "In a short run 1 may be the best weight: a larger one keeps a network from learning."
     return [warning(NEVER_WEIGHTED, text, advice)]

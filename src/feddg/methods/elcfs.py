@@ -41,7 +41,7 @@ from feddg.clients.client import Batch, Client
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, Weights, joined
-from feddg.methods.base import Method, MethodSettings, Presets, Statistics, register
+from feddg.methods.base import Method, MethodSettings, Presets, Statistics, bank, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings, Fraction, NotNegative, Positive
@@ -136,17 +136,13 @@ class Elcfs(Method):
 
     def aggregate_statistics(self, client_statistics: Statistics) -> Message:
         """Returns the bank: all amplitudes, and the client of each."""
-        parts = [(id, message.tensors["amplitudes"]) for id, message in client_statistics]
-        owners = torch.cat([torch.full((len(part),), id) for id, part in parts])
-        bank = Message(
-            {"amplitudes": torch.cat([part for _, part in parts]), "amplitude_owners": owners}
-        )
-        return joined(super().aggregate_statistics(client_statistics), bank)
+        amplitudes = bank(client_statistics, "amplitudes", "amplitude_owners")
+        return joined(super().aggregate_statistics(client_statistics), amplitudes)
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the amplitudes of one random other image for each, and how far to go to them."""
         assert client.context is not None, "the server broadcasts the bank before round 1"
-        bank, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
+        foreign, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
         others = (owners != client.id).nonzero().squeeze(1)
         if not len(others):
             others = torch.arange(len(owners))
@@ -155,7 +151,7 @@ class Elcfs(Method):
         shares = torch.rand(len(labels), generator=rng)
         if self.settings.mixing == "full":
             shares = torch.ones_like(shares)
-        exchanged = {"elcfs/amplitudes": bank[others[drawn]], "elcfs/shares": shares}
+        exchanged = {"elcfs/amplitudes": foreign[others[drawn]], "elcfs/shares": shares}
         return super().draws(client, positions, labels) | exchanged
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:

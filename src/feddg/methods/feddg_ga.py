@@ -41,7 +41,7 @@ from feddg.messages import (
     joined,
     on_device,
 )
-from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.methods.base import Ask, Method, MethodSettings, State, noting, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 
@@ -130,12 +130,10 @@ class FedDGGA(Method):
         """Averages with the weights a_k, and stores clients' own losses for :meth:`after_round`."""
         losses = torch.zeros_like(state.extras[WEIGHTS])
 
-        def noted() -> Iterator[Update]:
-            for update in updates:
-                losses[update.client] = update.extras.tensors[OWN]
-                yield update
+        def note(update: Update) -> None:
+            losses[update.client] = update.extras.tensors[OWN]
 
-        state = super().aggregate(state, noted())
+        state = super().aggregate(state, noting(updates, note))
         state.extras[OWN] = losses
         return state
 

@@ -18,14 +18,14 @@ Decisions:
     changes run along the stream of updates: two models' worth of memory, however many clients.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from feddg.messages import Update, Weights, add_to, differences
-from feddg.methods.base import Method, MethodSettings, State, register, shared_entries
+from feddg.methods.base import Method, MethodSettings, State, noting, register, shared_entries
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -66,17 +66,15 @@ class FedGMA(Method):
         signs: Weights = {}
         count = 0
 
-        def counted() -> Iterator[Update]:
+        def note(update: Update) -> None:
             nonlocal count
-            for update in updates:
-                count += 1
-                changes = differences(update.weights, before, masked)
-                if changes:
-                    torch._foreach_sign_([*changes.values()])
-                add_to(signs, changes)
-                yield update
+            count += 1
+            changes = differences(update.weights, before, masked)
+            if changes:
+                torch._foreach_sign_([*changes.values()])
+            add_to(signs, changes)
 
-        state = super().aggregate(state, counted())
+        state = super().aggregate(state, noting(updates, note))
         for name, total in signs.items():
             step = self.settings.eta * self.multiplier(total.abs() / count)
             # Written so that a step of exactly 1 gives the mean itself, without rounding.

@@ -35,7 +35,6 @@ Decisions:
 """
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -156,7 +155,7 @@ class FedIG(SiloBN):
         chosen = self.settings
         if not chosen.classification_weight and not chosen.feature_weight:
             return terms
-        with nullcontext() if chosen.feature_weight else torch.no_grad():
+        with torch.set_grad_enabled(chosen.feature_weight > 0):
             varied = self._varied(client, batch)
         if chosen.classification_weight:
             logits = client.network.classifier(varied.detach())

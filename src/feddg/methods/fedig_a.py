@@ -130,12 +130,9 @@ class FedIGA(FedIG):
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one step of the network, then one of the adapters, on the same batch."""
         super().step(client, batch)
-        adapter = self.adapter(client.network)
         loss = self.adapter_loss(client, batch)
-        parameters = list(adapter.parameters())
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.grad = gradient
+        trained = list(self.adapter(client.network).parameters())
+        loss.backward(inputs=trained)
         optimizer = client.scratch[OPTIMIZER]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

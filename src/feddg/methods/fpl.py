@@ -27,7 +27,7 @@ Decisions:
 
 import logging
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -37,7 +37,7 @@ from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined, on_device
-from feddg.methods.base import Method, MethodSettings, State, register
+from feddg.methods.base import Method, MethodSettings, State, noting, register
 from feddg.settings import Positive
 from feddg.styles.statistics import finch
 
@@ -155,14 +155,11 @@ class FPL(Method):
         """Averages the weights and clusters the received prototypes."""
         reported: dict[int, tuple[Tensor, Tensor]] = {}
 
-        def collected() -> Iterator[Update]:
-            for update in updates:
-                tensors = update.extras.tensors
-                prototypes = tensors[PROTOTYPES].clone()
-                reported[update.client] = prototypes, tensors[CLASSES].to(prototypes.device)
-                yield update
+        def note(update: Update) -> None:
+            prototypes, classes = (update.extras.tensors[n] for n in (PROTOTYPES, CLASSES))
+            reported[update.client] = prototypes.clone(), classes.to(prototypes.device)
 
-        state = super().aggregate(state, collected())
+        state = super().aggregate(state, noting(updates, note))
         used = of_like_size(reported)
         vectors, labels = clustered(*(torch.cat(parts) for parts in zip(*used)))
         if self.settings.absent_classes == "keep" and PROTOTYPES in state.extras:

@@ -51,7 +51,6 @@ class GroupDRO(DomainMethod, WeighedByLoss):
     """Weighs the domains by their losses."""
 
     name = "group_dro"
-    title = "GroupDRO"
     aliases = ("groupdro",)
     summary = "domains with a large loss count more (Sagawa et al. 2020)"
     settings: GroupDROSettings
@@ -66,13 +65,9 @@ class GroupDRO(DomainMethod, WeighedByLoss):
         """Whether the weights are each client's own."""
         return not self.weighs
 
-    def grown(self, weights: Tensor, losses: Tensor) -> Tensor:
+    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
         """Returns ``q exp(e loss)`` divided by its sum, ``(G,)``."""
         return torch.softmax(weights.log() + self.settings.dro_step * losses, 0)
-
-    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
-        """Returns the federation's weights after a round."""
-        return self.grown(weights, losses)
 
     def factors(self, weights: Tensor, images: Tensor) -> Tensor:
         """Returns the weights, each for one image of its domain; equal ones are 1 in the mean."""
@@ -95,7 +90,7 @@ class GroupDRO(DomainMethod, WeighedByLoss):
             return terms
         losses, counts = self.losses(client, batch, outputs)
         means = domain_means(losses, counts)
-        weights = self.grown(client.scratch[OWN], means.detach())
+        weights = self.moved(client.scratch[OWN], means.detach())
         client.scratch[OWN].copy_(weights)
         return terms | {client.worker.task.term: (weights * means).sum()}
 

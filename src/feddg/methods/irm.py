@@ -45,21 +45,20 @@ class IRM(PenalisedLosses):
     """Penalises what each domain would gain by scaling the logits."""
 
     name = "irm"
-    title = "IRM"
     summary = "no domain would gain by scaling the logits (Arjovsky et al. 2019)"
     settings: IRMSettings
+    anneals = "irm_anneal"
 
-    def annealing(self) -> tuple[str, int] | None:
-        """A weight above 1 has to wait."""
-        settings = self.settings
-        return ("method.irm_anneal", settings.irm_anneal) if settings.irm_weight > 1 else None
+    @property
+    def weight(self) -> float:
+        """The setting."""
+        return self.settings.irm_weight
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
-        """Adds every other image of each domain, and the penalty's weight."""
+        """Adds every other image of each domain."""
         drawn = super().draws(client, positions, labels)
         rank = (drawn[MEMBER].cumsum(0) * drawn[MEMBER]).sum(1)
-        weight = self.annealed(client, self.settings.irm_weight, self.settings.irm_anneal)
-        return drawn | {"irm/even": rank % 2, WEIGHT: weight}
+        return drawn | {"irm/even": rank % 2}
 
     def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the mean of the domains' losses, and the penalty."""
@@ -70,7 +69,7 @@ class IRM(PenalisedLosses):
         losses, weights = self.losses(client, batch, logits)
         present, drawn = self.member(client, batch)[1], self.drawn(client, batch)
         terms[client.worker.task.term] = mean_over(domain_means(losses, weights), present)
-        if not self.settings.irm_weight:
+        if not self.weight:
             return terms
         even, slopes = drawn["irm/even"], self.slopes(client, batch, logits)
         first, second = (domain_means(slopes, weights * half[:, None]) for half in (even, 1 - even))

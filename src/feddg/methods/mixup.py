@@ -42,7 +42,6 @@ class Mixup(DomainMethod):
     """Trains on mixtures of images of two domains."""
 
     name = "mixup"
-    title = "Mixup"
     summary = "images of two domains are mixed, and their labels (Zhang et al. 2018)"
     settings: MixupSettings
     any_task = True

@@ -56,9 +56,9 @@ class MMD(DomainMethod):
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the mean discrepancy of the pairs of domains."""
         terms = super().head_loss(client, batch, embeddings)
-        return terms | self.compared(client, batch, embeddings, "discrepancy", self._penalty)
+        return terms | self.compared(client, batch, embeddings, "discrepancy", self._discrepancy)
 
-    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+    def _discrepancy(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
         distances, pairs = discrepancies(points, member), pairs_of(present)
         if self.settings.mmd_pairs == "mean":
             return self.settings.mmd_weight * mean_over(distances, pairs)

@@ -44,10 +44,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message, SchemaContext, Weights, joined, on_device
-from feddg.methods.base import Presets, Statistics, register
-from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
-from feddg.records import Groups
+from feddg.messages import Message, SchemaContext, Weights
+from feddg.methods.base import Presets, register
+from feddg.methods.style_exchange import OneStyleEach, StyleSettings
 from feddg.settings import Fraction, NotNegative, Positive
 from feddg.styles.codec import images_at_once
 from feddg.styles.ranges import DEVIATIONS
@@ -60,7 +59,7 @@ from feddg.styles.statistics import (
     perturb,
 )
 
-STYLE = "pardon/style"
+COPIES = "stylized"
 
 
 class PardonSettings(StyleSettings):
@@ -139,14 +138,11 @@ class Pardon(OneStyleEach):
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
         """Returns the client's style (Eq. 1-2): the mean over the FINCH clusters of its images."""
-        labels = self._clusters(client, moments)
-        return client_style(moments, labels, combine=self.settings.combine)
+        return client_style(moments, self._clusters(client, moments), self.settings.combine)
 
     def released(self, client: Client, style: Tensor) -> Tensor:
-        """Returns the style, perturbed if the settings say so (FISC, Table 10)."""
+        """Returns the style, perturbed as the settings say (FISC, Table 10)."""
         scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
-        if not (scale or coefficient):
-            return style
         return perturb(style, scale, coefficient, client.stream("noise"))
 
     def style_range(self, context: SchemaContext) -> tuple[Tensor, Tensor]:
@@ -176,48 +172,23 @@ class Pardon(OneStyleEach):
         partitions = finch(vectors.numpy())
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 
-    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
-        """Returns the interpolation style (Eq. 3-5)."""
-        others = super().aggregate_statistics(client_statistics)
-        if not self.exchanges:
-            return joined(others)
-        style, _ = self._interpolated(client_statistics)
-        return joined(others, Message({"style": style.float()}))
-
-    def groups(self, client_statistics: Statistics) -> Groups:
-        """Returns the groups of clients with similar styles, from which the style is made."""
-        others = super().groups(client_statistics)
-        if not (self.exchanges and self.settings.server_clustering):
-            return others
-        _, labels = self._interpolated(client_statistics)
-        return others | {"style": members((id for id, _ in client_statistics), labels)}
-
-    def _interpolated(self, client_statistics: Statistics) -> tuple[Tensor, Tensor]:
-        return interpolation_style(
-            torch.stack([message.tensors["style"] for _, message in client_statistics]),
-            clustering=self.settings.server_clustering,
-            partition=self.settings.server_partition,
-            median=self.settings.median,
+    def common(self, styles: Tensor) -> tuple[Weights, Tensor | None]:
+        """Returns the interpolation style and the groups that it is made of (Eq. 3-5)."""
+        chosen = self.settings
+        style, groups = interpolation_style(
+            styles, chosen.server_clustering, chosen.server_partition, chosen.median
         )
+        return {"style": style.float()}, groups if chosen.server_clustering else None
 
     def begin(self, client: Client) -> None:
         """Computes the client's stylized copies, or loads them from disk; or keeps the style."""
         super().begin(client)
-        if not self.exchanges:
-            return
-        if self.settings.stylized == "cached":
-            self.stylize_all(client, "stylized", lambda other: (self._style(other.context), None))
-        else:
-            client.scratch |= on_device({STYLE: self._style(client.context)}, client.device)
+        if self.exchanges:
+            self.prepare_copies(client, COPIES, lambda other: (self._style(other.context), None))
 
     def _style(self, context: Message | None) -> Tensor:
         assert context is not None, "the server broadcasts the interpolation style before round 1"
         return context.tensors["style"]
-
-    def _stylized(self, client: Client, batch: Batch) -> Tensor:
-        if self.settings.stylized == "cached":
-            return batch.views["stylized"]
-        return self.stylize(batch, client.scratch[STYLE])
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds each anchor's negative, and for ordinary triplets who may be whose positive."""
@@ -233,28 +204,25 @@ class Pardon(OneStyleEach):
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns cross-entropy, triplet loss and regulariser (Eq. 7-9) of images and copies."""
         chosen = self.settings
-        copies = [self._stylized(client, batch)] if self.exchanges else []
-        embeddings, *others = client.network.features_of([batch.images, *copies])
+        copies = self.copies(client, batch, COPIES)
+        images = [batch.images] if copies is None else [batch.images, copies]
+        embeddings, *others = client.network.features_of(images)
         stylized = others[0] if others else None
         terms = self.head_loss(client, batch, embeddings)
-        if stylized is not None and chosen.stylized_cross_entropy:
-            on_stylized = self.head_loss(client, batch, stylized)
+        if chosen.stylized_cross_entropy:
+            on_stylized = self.head_loss(client, batch, others[0])
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
         if chosen.contrastive != "none":
-            drawn = self.drawn(client, batch)
-            if chosen.contrastive == "ordinary":
+            drawn, ordinary = self.drawn(client, batch), chosen.contrastive == "ordinary"
+            candidates = positives = embeddings if ordinary else others[0]
+            if ordinary:
                 positives = nearest_of_class(embeddings, drawn["pardon/partner"])
-                candidates = embeddings
-            else:
-                positives = candidates = others[0]
             rows, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
-            terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, positives, candidates, rows, negative, chosen.margin
-            )
+            distance = triplet(embeddings, positives, candidates, rows, negative, chosen.margin)
+            terms["triplet"] = chosen.gamma1 * distance
         if chosen.gamma2:
-            terms["regularizer"] = chosen.gamma2 * regularizer(
-                embeddings, stylized, chosen.regularizer
-            )
+            size = regularizer(embeddings, stylized, chosen.regularizer)
+            terms["regularizer"] = chosen.gamma2 * size
         return terms
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:

@@ -74,6 +74,7 @@ from feddg.methods.base import (
     MethodSettings,
     Presets,
     State,
+    noting,
     register,
 )
 from feddg.models.closed_form import (
@@ -116,7 +117,7 @@ by another moves them by up to 1.41 times as much."""
 class RidgeSettings(MethodSettings):
     """Hyper-parameters of ridge."""
 
-    penalties: tuple[float, ...] = Field(
+    penalties: tuple[NotNegative, ...] = Field(
         PENALTIES,
         min_length=1,
         description="lambdas to choose from, by accuracy at clients that are left out, each at "
@@ -266,9 +267,6 @@ class Ridge(Method):
                 "method.class_means: the server needs every client's own means as they are; leave "
                 "out defences, method.clip, and privacy of images and clients"
             )
-        for penalty in self.settings.penalties:
-            if not 0 <= penalty < math.inf:
-                raise ExperimentError(f"method.penalties: each is at least 0 (got {penalty})")
 
     # At a client
 
@@ -363,15 +361,13 @@ class Ridge(Method):
         examples = 0
         means: list[Tensor] = []
 
-        def counted() -> Iterator[Update]:
+        def note(update: Update) -> None:
             nonlocal examples
-            for update in self._plausible(updates):
-                if self.settings.class_means:
-                    means.append(update.weights[CROSS].detach() * update.examples)
-                examples += update.examples
-                yield update
+            if self.settings.class_means:
+                means.append(update.weights[CROSS].detach() * update.examples)
+            examples += update.examples
 
-        state = super().aggregate(state, counted())
+        state = super().aggregate(state, noting(self._plausible(updates), note))
         state.extras[IMAGES] = torch.tensor(examples)
         if means:
             published = self.settings.solution == "published"

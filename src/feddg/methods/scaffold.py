@@ -26,7 +26,7 @@ Decisions:
     approximately.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -50,7 +50,15 @@ from feddg.messages import (
     on_device,
     prefixed,
 )
-from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
+from feddg.methods.base import (
+    Method,
+    MethodSettings,
+    Presets,
+    State,
+    noting,
+    register,
+    shared_parameters,
+)
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -169,13 +177,8 @@ class Scaffold(Method):
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Returns FedAvg's mean of the weights, with c moved by the sum of changes over N."""
         totals: Weights = {}
-
-        def summed() -> Iterator[Update]:
-            for update in updates:
-                add_to(totals, _controls(update.extras.tensors))
-                yield update
-
-        state = super().aggregate(state, summed())
+        noted = noting(updates, lambda update: add_to(totals, _controls(update.extras.tensors)))
+        state = super().aggregate(state, noted)
         clients = int(state.extras[CLIENTS])
         state.extras |= {name: state.extras[name] + t / clients for name, t in totals.items()}
         return state

@@ -1,7 +1,7 @@
 """Common parts of methods that stylize images: settings, codec, cached copies."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache, cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -15,17 +15,21 @@ from feddg.clients.together import Parts, whole
 from feddg.data.augment import apply, draw
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import WeightsError
-from feddg.messages import EntrySchema, Message, SchemaContext, joined
-from feddg.methods.base import Method, MethodSettings
+from feddg.messages import EntrySchema, Message, SchemaContext, Weights, joined, on_device
+from feddg.methods.base import Method, MethodSettings, Statistics
+from feddg.records import Groups
 from feddg.settings import ExperimentSettings, FixedPath, Fraction
-from feddg.styles.codec import CODECS, Codec, NormalizedCodec, adain, load_codec, transfer
+from feddg.styles.codec import CODECS, Codec, NormalizedCodec, load_codec, restyled, transfer
 from feddg.styles.ranges import noised_range, style_range
-from feddg.styles.statistics import FeatureMoments, measure, private_style
+from feddg.styles.statistics import FeatureMoments, client_style, finch, measure, private_style
 
 ENOUGH_PLACES = 8
 """Smallest side of a feature map with which stylized images are recognised nearly as well as the
 originals: 80 instead of 84 % at 8 x 8 (``docs/codec.md``). With 4 x 4 CCST showed no gain.
 """
+
+Chosen = Callable[[Client], tuple[Tensor, Tensor | None]]
+"""Maps a client to a style, and to which of its images keep theirs."""
 
 
 class StyleSettings(MethodSettings):
@@ -109,19 +113,7 @@ class StyleSettings(MethodSettings):
         return codec
 
 
-def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Returns the client ids of each group.
-
-    Args:
-        ids: the client of each entry of ``groups``.
-        groups: ``(N,)`` the group of each, counted from 0.
-    """
-    of = list(zip(ids, groups.tolist(), strict=True))
-    count = 1 + max((group for _, group in of), default=-1)
-    return tuple(tuple(id for id, number in of if number == group) for group in range(count))
-
-
-class StyleExchange:
+class StyleExchange(Method):
     """Codec and stylized copies for a method whose settings extend :class:`StyleSettings`."""
 
     settings: StyleSettings
@@ -145,8 +137,8 @@ class StyleExchange:
 
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
         """Warns if the feature map is too small to redraw an image well."""
-        others: Sequence[Diagnostic] = super().diagnostics(experiment)  # type: ignore[misc]
         chosen, size = self.settings, experiment.data.image_size
+        others = super().diagnostics(experiment)
         places = -(-size // self.codec().stride)
         if places >= ENOUGH_PLACES or not chosen.strength:
             return others
@@ -213,14 +205,11 @@ class StyleExchange:
         # A single image's share is the largest there is, where nobody said how many there are.
         return noised_range(self.codec(), context.noise, context.images or 1)
 
-    def stylize_all(
-        self, client: Client, name: str, chosen: Callable[[Client], tuple[Tensor, Tensor | None]]
-    ) -> None:
-        """Sets ``client.views[name]``: all its images stylized, cached on disk.
+    def stylize_all(self, client: Client, chosen: Chosen) -> Tensor:
+        """Returns all a client's images stylized, uint8 ``(n, H, W, 3)``, cached on disk.
 
         Args:
             client: the client.
-            name: the view's name.
             chosen: returns a client's style, ``(2, C)`` for all its images, or ``(n, 2, C)``, one
                 each; and ``(n,)`` bool, images that are not stylized, or None if all are. Clients
                 whose turn comes later are asked, too, so that their images can share a batch.
@@ -251,16 +240,21 @@ class StyleExchange:
             )
             return stylized.permute(0, 2, 3, 1).contiguous()
 
-        client.views[name] = client.cached(key(client), draw)
+        return client.cached(key(client), draw)
 
-    def stylize(self, batch: Batch, style: Tensor) -> Tensor:
-        """Returns a batch's augmented images stylized in ``style``, RGB, without gradients."""
-        codec = self.codec(batch.images.device)
-        features, style = codec.encode(batch.images), style.to(batch.images.device)
-        size = (batch.images.shape[-2], batch.images.shape[-1])
-        chosen = self.settings
-        restyled = adain(features, style, chosen.strength, correction=chosen.correction)
-        return codec.decode(restyled, size).detach()
+    def prepare_copies(self, client: Client, name: str, chosen: Chosen) -> None:
+        """Makes :meth:`copies` for a client's round, or keeps its style: :meth:`stylize_all`."""
+        client.scratch |= on_device({name: chosen(client)[0]}, client.device)
+        if self.settings.stylized == "cached":
+            client.views[name] = self.stylize_all(client, chosen)
+
+    def copies(self, client: Client, batch: Batch, name: str) -> Tensor | None:
+        """Returns stylized copies of a batch's images, without gradients; None without a style."""
+        if name in batch.views or name not in client.scratch:
+            return batch.views.get(name)
+        codec, style = self.codec(batch.images.device), client.scratch[name]
+        strength, correction = self.settings.strength, self.settings.correction
+        return restyled(codec, batch.images, style, strength, correction=correction).detach()
 
     def transferred(
         self, images: Tensor, style: Tensor, device: torch.device | None = None
@@ -276,10 +270,9 @@ class StyleExchange:
         return transfer(codec, images, style, chosen.strength, correction=chosen.correction)
 
 
-class OneStyleEach(StyleExchange, Method):
+class OneStyleEach(StyleExchange):
     """Before round 1 every client sends one style, noised if the experiment asks for it."""
 
-    settings: StyleSettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/style": EntrySchema(
             "one style vector, the mean over the clusters of its images",
@@ -306,10 +299,41 @@ class OneStyleEach(StyleExchange, Method):
             style = self.style(client, moments)
         return joined(others, Message({"style": self.released(client, style).float()}))
 
-    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
-        """Returns ``(2, C)``, the style of a client whose images have these moments."""
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
+        """Adds what all clients are told of the styles."""
+        others = super().aggregate_statistics(client_statistics)
+        if not self.exchanges:
+            return joined(others)
+        return joined(others, Message(self.common(_styles(client_statistics))[0]))
+
+    def groups(self, client_statistics: Statistics) -> Groups:
+        """Adds the groups of clients with similar styles, if the method made any."""
+        others = super().groups(client_statistics)
+        group = self.common(_styles(client_statistics))[1] if self.exchanges else None
+        if group is None:
+            return others
+        members: list[list[int]] = [[] for _ in range(int(group.max()) + 1)]
+        for (id, _), number in zip(client_statistics, group.tolist(), strict=True):
+            members[number].append(id)
+        return others | {"style": tuple(map(tuple, members))}
+
+    def common(self, styles: Tensor) -> tuple[Weights, Tensor | None]:
+        """At the server: returns what all clients are sent, and the group of each, from 0.
+
+        Args:
+            styles: ``(N, 2, C)``, one of each client.
+        """
         raise NotImplementedError
+
+    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
+        """Returns ``(2, C)``, a client's style: the mean over the FINCH clusters of its images."""
+        clusters = finch(moments.styles().flatten(1).numpy())[-1]
+        return client_style(moments, clusters)
 
     def released(self, client: Client, style: Tensor) -> Tensor:
         """Returns ``(2, C)``, the style as the client sends it: unchanged here."""
         return style
+
+
+def _styles(client_statistics: Statistics) -> Tensor:
+    return torch.stack([message.tensors["style"] for _, message in client_statistics])

@@ -47,14 +47,13 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message, Weights, joined
-from feddg.methods.base import Presets, Statistics, register
+from feddg.messages import Weights
+from feddg.methods.base import Presets, register
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
-from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
-from feddg.records import Groups
+from feddg.methods.style_exchange import OneStyleEach, StyleSettings
 from feddg.settings import Fraction, NotNegative
-from feddg.styles.codec import adain
-from feddg.styles.statistics import FeatureMoments, client_style, finch, interpolation_style
+from feddg.styles.codec import restyled
+from feddg.styles.statistics import interpolation_style
 
 
 class VistaSettings(StyleSettings):
@@ -95,30 +94,13 @@ class Vista(OneStyleEach):
         """Whether styles are used, and so exchanged."""
         return self.settings.style_probability > 0
 
-    def style(self, client: Client, moments: FeatureMoments) -> Tensor:
-        """Returns the client's style (Eq. 1): the mean over the FINCH clusters of its images."""
-        clusters = finch(moments.styles().flatten(1).numpy())[-1]
-        return client_style(moments, torch.from_numpy(clusters))
-
-    def aggregate_statistics(self, client_statistics: Statistics) -> Message:
-        """Returns the groups' styles, ``(M, 2, C)`` (Eq. 2)."""
-        others = super().aggregate_statistics(client_statistics)
-        if not self.exchanges:
-            return joined(others)
-        styles, labels, median = _grouped(client_statistics)
+    def common(self, styles: Tensor) -> tuple[Weights, Tensor | None]:
+        """Returns the groups' styles, ``(M, 2, C)`` (Eq. 2), or their median, and the groups."""
+        median, groups = interpolation_style(styles)
+        sent = [styles[groups == group].mean(0) for group in groups.unique()]
         if self.settings.styles == "median":
-            sent = median[None]
-        else:
-            sent = torch.stack([styles[labels == label].mean(0) for label in labels.unique()])
-        return joined(others, Message({"styles": sent.float()}))
-
-    def groups(self, client_statistics: Statistics) -> Groups:
-        """Returns the groups of clients with similar styles."""
-        others = super().groups(client_statistics)
-        if not self.exchanges:
-            return others
-        _, labels, _ = _grouped(client_statistics)
-        return others | {"style": members((id for id, _ in client_statistics), labels)}
+            sent = [median]
+        return {"styles": torch.stack(sent).float()}, groups
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds what makes each version: styles, how far to go to them, a kernel, its share."""
@@ -170,13 +152,5 @@ class Vista(OneStyleEach):
         """Moves each image some way towards a style of its own (Eq. 3)."""
         codec, share = self.codec(images.device), far * self.settings.strength
         with torch.no_grad():
-            maps = adain(codec.encode(images), styles, correction=self.settings.correction)
-            stylized = codec.decode(maps, (images.shape[-2], images.shape[-1]))
+            stylized = restyled(codec, images, styles, correction=self.settings.correction)
             return images.lerp(stylized.to(images), share.to(images))
-
-
-def _grouped(client_statistics: Statistics) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns all styles ``(N, 2, C)``, the group of each, and the median of the groups' means."""
-    styles = torch.stack([message.tensors["style"] for _, message in client_statistics])
-    median, labels = interpolation_style(styles)
-    return styles, labels, median

@@ -24,7 +24,6 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import WEIGHT, PenalisedLosses, domain_means, mean_over
 
@@ -47,16 +46,12 @@ class VREx(PenalisedLosses):
     title = "V-REx"
     summary = "the variance of the domains' losses is penalised (Krueger et al. 2021)"
     settings: VRExSettings
+    anneals = "vrex_anneal"
 
-    def annealing(self) -> tuple[str, int] | None:
-        """A weight above 1 has to wait."""
-        settings = self.settings
-        return ("method.vrex_anneal", settings.vrex_anneal) if settings.vrex_weight > 1 else None
-
-    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
-        """Adds the penalty's weight."""
-        weight = self.annealed(client, self.settings.vrex_weight, self.settings.vrex_anneal)
-        return super().draws(client, positions, labels) | {WEIGHT: weight}
+    @property
+    def weight(self) -> float:
+        """The setting."""
+        return self.settings.vrex_weight
 
     def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the mean of the domains' losses, and the variance."""

@@ -63,13 +63,13 @@ class Codec(nn.Module, ABC):
         self.register_buffer("unit", torch.ones(()), persistent=False)
 
     @classmethod
-    @abstractmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
         """Returns the codec with the weights of two files, or with its own if they are None.
 
         Raises:
             WeightsError: a file is missing, unreadable, not needed, or does not fit.
         """
+        raise NotImplementedError
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
@@ -158,12 +158,6 @@ class NormalizedCodec(Codec):
         self.codec, self.channels, self.stride = codec, codec.channels, codec.stride
         for name, values in (("mean", IMAGENET_MEAN), ("deviation", IMAGENET_STD)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
-
-    @classmethod
-    def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
-        """Returns the papers' VGG-19 on normalised images; see :meth:`Codec.load`."""
-        files = {"encoder": encoder, "decoder": decoder}
-        return cls(load_codec("vgg19", **files, style_layer=style_layer)).frozen()
 
     def encode(self, images: Tensor) -> Tensor:
         """Returns the feature maps of the normalised images; see :meth:`Codec.encode`."""
@@ -271,6 +265,14 @@ def images_at_once(side: int, device: torch.device) -> int:
     return max(1, CACHED_PIXELS // side**2)
 
 
+def restyled(
+    codec: Codec, images: Tensor, style: Tensor, strength: float = 1.0, *, correction: int = 0
+) -> Tensor:
+    """Returns images ``(B, 3, H, W)``, on the codec's device, in a style; see :func:`adain`."""
+    maps = adain(codec.encode(images), style, strength, correction=correction)
+    return codec.decode(maps, (images.shape[-2], images.shape[-1]))
+
+
 def transfer(
     codec: Codec,
     images: Tensor,
@@ -293,7 +295,6 @@ def transfer(
     Returns:
         ``(N, 3, H, W)``, uint8 RGB, on the device of ``images``.
     """
-    size = (images.shape[-2], images.shape[-1])
     batch_size = batch_size or images_at_once(images.shape[-1], codec.unit.device)
     # All stay there until the end: the host waits for the device once, not for every part.
     stylized = torch.empty(images.shape, dtype=images.dtype, device=codec.unit.device)
@@ -301,9 +302,7 @@ def transfer(
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)
-            features = codec.encode(codec.prepared(images[part]))
-            wanted = style[part] if style.ndim == 3 else style
-            restyled = adain(features, wanted, strength, correction=correction)
-            drawn = codec.decode(restyled, size).clamp(0, 1)
-            stylized[part] = (drawn * 255).round().to(torch.uint8)
+            wanted, given = style[part] if style.ndim == 3 else style, codec.prepared(images[part])
+            drawn = restyled(codec, given, wanted, strength, correction=correction)
+            stylized[part] = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
     return stylized.to(images.device)

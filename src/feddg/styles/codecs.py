@@ -344,16 +344,12 @@ def _widened(plan: Plan, module: nn.Sequential, weights: Mapping[str, Tensor]) -
 
     ``module`` is built from the full plan, so its convolutions have the indices of the weights.
     """
-    indices = [
-        index
+    given = (
+        weights.get(f"{index}.weight")
         for index, layer in enumerate(module)
         if isinstance(layer, nn.Conv2d) and layer.kernel_size == (3, 3)
-    ]
-    keys = iter(f"{index}.weight" for index in indices)
-    return [
-        entry if isinstance(entry, str) else _channels(weights.get(next(keys)), entry)
-        for entry in plan
-    ]
+    )
+    return [entry if isinstance(entry, str) else _channels(next(given), entry) for entry in plan]
 
 
 def _channels(weight: Tensor | None, declared: int) -> int:

@@ -45,13 +45,12 @@ def extreme_images() -> Tensor:
     masks += [((rows // 2) + (columns // 2)) % 2 == 0, (rows % 4 == 0) & (columns % 4 == 0)]
     rng = stream(0, "extreme images")
     masks += [torch.rand(side, side, generator=rng) < share for share in (0.1, 0.5)]
-    corners = [torch.tensor(corner) for corner in itertools.product((0.0, 1.0), repeat=3)]
-    pairs = list(itertools.permutations(corners, 2))
+    colours = itertools.product((0.0, 1.0), repeat=3)
+    pairs = [*itertools.permutations([torch.tensor(c).view(3, 1, 1) for c in colours], 2)]
     drawn = [
-        torch.where(mask, pairs[(start + step) % len(pairs)][0][:, None, None], other)
+        torch.where(mask, *pairs[(start + step) % len(pairs)])
         for start, mask in enumerate(masks)
         for step in range(0, len(pairs), 7)
-        for other in [pairs[(start + step) % len(pairs)][1][:, None, None]]
     ]
     return torch.stack(drawn)
 

@@ -191,8 +191,6 @@ def _first_neighbors(vectors: np.ndarray, alone: np.ndarray | None = None) -> np
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths > 0, lengths, 1)
     neighbors = np.arange(count)
-    if count == 1:
-        return neighbors
     step = max(1, _SIMILARITIES_AT_ONCE // count)
     for start in range(0, count, step):
         block = np.arange(start, min(start + step, count))
