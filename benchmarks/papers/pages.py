@@ -255,14 +255,15 @@ def accuracy_column(
         lack = f" ({one.count} of {seeds})" if one.count < seeds else ""
         return spread_text(one) + lack + mark(constant.get(method, ()), columns)
 
-    return Column(heading), cell
+    return Column(heading), {method: cell(method) for method in results.methods}
 
 
 def accuracy(results: Results, rule: SelectionRule) -> str:
     """Returns accuracy by column under one rule; cells with missing seeds are marked."""
     groups = column_groups(results).items()
     columns = [accuracy_column(results, rule, heading, group) for heading, group in groups]
-    columns.append((Column("Fluctuation"), lambda method: percent(fluctuation(results, method))))
+    moved = {method: percent(fluctuation(results, method)) for method in results.methods}
+    columns.append((Column("Fluctuation"), moved))
     caption = (
         f"**{rule.title}.** Accuracy on the unseen domain {rule.when}, percent, mean ± standard "
         "deviation over seeds. Fluctuation: mean change of the last weights between neighbouring "
@@ -322,8 +323,9 @@ def paper_table(
 
         return cell
 
+    methods = dict.fromkeys([*results.methods, *published])
     columns: list[MethodColumn] = [
-        (Column(heading, "ours / paper"), compared(group))
+        (Column(heading, "ours / paper"), dict(zip(methods, map(compared(group), methods))))
         for heading, group in column_groups(results).items()
     ]
     caption = (
@@ -331,7 +333,7 @@ def paper_table(
         f"{paper.get('source', 'the paper')}. An asterisk marks a printed average that is not the "
         "mean of its printed row; the mean follows it."
     )
-    return by_method(dict.fromkeys([*results.methods, *published]), columns, caption)
+    return by_method(methods, columns, caption)
 
 
 def _printed_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:

@@ -28,7 +28,7 @@ from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
-from feddg.runs.table import rules_asked
+from feddg.runs.table import FINAL, rules_asked
 from feddg.settings import ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
@@ -81,15 +81,11 @@ class Comparison(Shown):
     @property
     def diagnostics(self) -> list[Diagnostic]:
         """Warnings about failed runs, one for each reason."""
-        failed = self.failures
+        failed, of = self.failures, len(self.folders)
         reasons = grouped((run.error or run.status, run.cell.folder.name) for run in failed)
-        of = len(self.folders)
         return [
-            warning(
-                "runs-failed",
-                f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}",
-            )
-            for reason, runs in reasons.items()
+            warning("runs-failed", f"{len(runs)} of {of} runs failed ({first_names(runs)}): {why}")
+            for why, runs in reasons.items()
         ]
 
     def require_results(self) -> None:
@@ -161,9 +157,8 @@ class Comparison(Shown):
             placed = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
             rows += [row.model_copy(update={"folder": cell.folder.name}) for row in placed.values()]
         rules = {rules_asked(dict(cell.experiment.server))[0].name for cell in self.cells}
-        content = ComparisonFile.of(self.plan, rows)
-        if len(rules) == 1:
-            content = content.model_copy(update={"served": rules.pop()})
+        served = rules.pop() if len(rules) == 1 else FINAL.name
+        content = ComparisonFile.of(self.plan, rows, served)
         text = content.model_dump_json(indent=1, exclude_defaults=True) + "\n"
         with file_faults(RunError, f"Cannot write into {self.folder}"):
             replace_text(self.folder / COMPARISON, text)

@@ -39,6 +39,7 @@ from feddg.settings import (
     OneLine,
     Settings,
     TrainSettings,
+    grouped,
     leaves,
     merge,
     nested,
@@ -75,12 +76,17 @@ class Variant(Settings):
         """The label, or the method's name."""
         return self.label or self.method
 
+    @property
+    def said(self) -> Fields:
+        """The fields that its entry fixes, by dotted path."""
+        settings = {f"method.settings.{name}": value for name, value in self.settings.items()}
+        return leaves(expand(self.experiment)) | settings
+
     @model_validator(mode="before")
     @classmethod
     def _entry(cls, entry: Any) -> Any:
         """Converts an entry of a plan: a name, or fields that may include the method's settings."""
-        if isinstance(entry, str):
-            return {"method": entry}
+        entry = {"method": entry} if isinstance(entry, str) else entry
         if not isinstance(entry, Mapping):
             return entry
         fields = {"method" if key == "name" else key: value for key, value in entry.items()}
@@ -121,8 +127,8 @@ class Collection(Settings):
             fields["hold_out"] = fields.get("hold_out") or [held_out]
         return fields | {"experiment": experiment}
 
-    def within(self, root: str | None, around: str | None = None) -> "Collection":
-        """Returns it with its folder inside ``root``, or in place of what the plan says for all.
+    def within(self, root: str | None, around: str | None = None) -> Fields:
+        """Returns its fields, its folder inside ``root`` or in place of what the plan says for all.
 
         Args:
             root: said beside the plan; None if nothing is.
@@ -132,10 +138,9 @@ class Collection(Settings):
         folder, definition = data.get("root"), DATA_SETS.get(str(data.get("source")))
         reads = data.get("source") == "folder" or bool(definition and definition.layouts)
         if root is None or (folder is None and around is None and not reads):
-            return self
+            return self.experiment
         inside = str(root if folder is None else Path(root) / folder)
-        fields = merge(self.experiment, {DATA: {"root": inside}})
-        return self.model_copy(update={"experiment": fields})
+        return merge(self.experiment, {DATA: {"root": inside}})
 
 
 def _rule_name(value: str) -> str:
@@ -303,13 +308,12 @@ class Plan(Settings):
         over = expand(dict(overrides))
         collections: list[Fields] = []
         if self.data and "data.source" not in leaves(over):
-            own, around = over.pop(DATA, {}), expand(self.base).get(DATA, {}).get("root")
-            root = own.get("root")
-            if rest := {key: value for key, value in own.items() if key != "root"}:
-                over[DATA] = rest
+            own, around = dict(over.pop(DATA, {})), expand(self.base).get(DATA, {}).get("root")
+            root = own.pop("root", None)
+            over |= {DATA: own} if own else {}
             collections = [
                 dict(entry)
-                | {"experiment": _without(entry.within(root, around).experiment, leaves(over))}
+                | {"experiment": _without(entry.within(root, around), leaves(over))}
                 | ({"hold_out": None} if "hold_out" in over else {})
                 for entry in self.data
             ]
@@ -525,11 +529,8 @@ class Cell:
     @property
     def column(self) -> str:
         """The held-out test domains, behind the data set's name in a plan over several."""
-        return (
-            f"{self.conditions[DATA]}, {self.held_out}"
-            if DATA in self.conditions
-            else self.held_out
-        )
+        of_data = f"{self.conditions[DATA]}, " if DATA in self.conditions else ""
+        return f"{of_data}{self.held_out}"
 
     @property
     def has_one_round(self) -> bool:
@@ -579,13 +580,7 @@ def _check_axes(plan: Plan) -> None:
         for field in fields:
             if said.setdefault(field, part) != part:
                 raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
-    own = {
-        variant.name: {
-            *leaves(expand(variant.experiment)),
-            *(f"method.settings.{name}" for name in variant.settings),
-        }
-        for variant in plan.methods
-    }
+    own = {variant.name: {*variant.said} for variant in plan.methods}
     own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     tried = plan.tune.settings if plan.tune else {}
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
@@ -840,10 +835,8 @@ def trials_of(plan: Plan) -> list[Cell]:
 
 def combinations(trials: Iterable[Cell]) -> list[list[Cell]]:
     """Returns trials grouped by method, held-out domains and tried values."""
-    groups: dict[Any, list[Cell]] = {}
-    for cell in trials:
-        values = tuple((name, text) for name, _, text in cell.tried)
-        groups.setdefault((cell.method, cell.column, values), []).append(cell)
+    tried = ((cell, tuple((name, text) for name, _, text in cell.tried)) for cell in trials)
+    groups = grouped(((cell.method, cell.column, values), cell) for cell, values in tried)
     return list(groups.values())
 
 
@@ -868,9 +861,8 @@ def table_cells(plan: Plan) -> list[Cell]:
     Raises:
         ExperimentError: see :func:`trials_of`.
     """
-    of: dict[tuple[str, str], list[Cell]] = {}
-    for cell, *_ in combinations(trials_of(plan)):
-        of.setdefault((cell.method, cell.column), []).append(cell)
+    firsts = (cell for cell, *_ in combinations(trials_of(plan)))
+    of = grouped(((cell.method, cell.column), cell) for cell in firsts)
     most = max(map(len, of.values()), default=0)
     choices = [[tried[i % len(tried)] for tried in of.values()] for i in range(most)]
     return [cell for chosen in choices for cell in expand_plan(with_values(plan, chosen))]
@@ -879,10 +871,9 @@ def table_cells(plan: Plan) -> list[Cell]:
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
     """Returns the values to try for a method: fields it has, and that its entry does not fix."""
     settings = method_class(variant.method).Settings.model_fields
-    own = {f"method.settings.{name}": None for name in variant.settings}
     return [
         [setting_point(name, value) for value in values]
-        for name, values in _unsaid(tune.settings, own | leaves(expand(variant.experiment))).items()
+        for name, values in _unsaid(tune.settings, variant.said).items()
         if not name.startswith("method.") or name.removeprefix("method.") in settings
     ]
 

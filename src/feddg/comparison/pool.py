@@ -31,6 +31,7 @@ from feddg.clients.threads import (
     training_memory,
 )
 from feddg.comparison.plan import Cell
+from feddg.diagnostics import logged_once
 from feddg.errors import ExperimentError, FeddgError, in_words, need, schema_faults
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
@@ -136,29 +137,19 @@ def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Generator[
     Yields:
         How each ended. KeyboardInterrupt is passed on; the run's folder can be continued.
     """
-    said: set[str] = set()
-
-    def is_new(record: logging.LogRecord) -> bool:
-        """Whether no run before has warned of the same."""
-        text, known = record.getMessage(), len(said)
-        said.add(text)
-        return len(said) > known or record.levelno < logging.WARNING
-
-    for cell in cells:
-        reporter = Reporter(functools.partial(watcher.news, cell))
-        outcome = Outcome(cell, "completed")
-        log.addFilter(is_new)
-        try:
-            carry_out(
-                cell.folder, cell.experiment, observer=reporter, cache=cache, keep_unstarted=True
-            )
-        except Exception as error:
-            log.debug("run %s", cell.folder, exc_info=True)
-            outcome = Outcome(cell, "failed", in_words(error))
-        finally:
-            log.removeFilter(is_new)
-        watcher.ended(outcome)
-        yield outcome
+    with logged_once():
+        for cell in cells:
+            told = Reporter(functools.partial(watcher.news, cell))
+            outcome = Outcome(cell, "completed")
+            try:
+                carry_out(
+                    cell.folder, cell.experiment, observer=told, cache=cache, keep_unstarted=True
+                )
+            except Exception as error:
+                log.debug("run %s", cell.folder, exc_info=True)
+                outcome = Outcome(cell, "failed", in_words(error))
+            watcher.ended(outcome)
+            yield outcome
 
 
 # Launchers: what carries a comparison's runs out, on this machine or on others.
@@ -383,20 +374,10 @@ def default_jobs(experiments: Sequence[Experiment]) -> int:
             except (FeddgError, RuntimeError):  # says so when it runs, or reads no images
                 needs[kind] = 0
     memory = torch.cuda.get_device_properties(0).total_memory
+    room = int(memory * SHARE_OF_MEMORY) // (BESIDE + max(needs.values()))
     gpus = gpus if devices == {"auto"} else 1
-    return min(jobs_at_once(gpus, memory, max(needs.values())), len(experiments))
-
-
-def jobs_at_once(gpus: int, memory: int, each: int) -> int:
-    """Returns how many runs go at once on GPUs: as many as memory and cores allow, one at least.
-
-    Args:
-        gpus: their number.
-        memory: bytes of each.
-        each: bytes that a run needs to train.
-    """
-    room = int(memory * SHARE_OF_MEMORY) // (BESIDE + each)
-    return max(1, min(available_cores(), gpus * min(MOST_ON_A_GPU, room)))
+    most = min(available_cores(), gpus * min(MOST_ON_A_GPU, room))
+    return min(max(1, most), len(experiments))
 
 
 def _devices() -> list[str]:

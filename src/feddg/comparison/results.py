@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from feddg.comparison.plan import DATA, VALIDATED_ON, Plan, expand_plan
 from feddg.comparison.results_file import (
@@ -69,10 +69,10 @@ class ComparisonFile(JsonFile):
     cells: list[ResultRow]
 
     @classmethod
-    def of(cls, plan: Plan, cells: Sequence[ResultRow]) -> "ComparisonFile":
+    def of(cls, plan: Plan, cells: list[ResultRow], served: str = FINAL.name) -> Self:
         """Returns the file for a plan's texts and cells."""
-        of_plan = {"name", "title", "question"}
-        return cls(**plan.model_dump(mode="json", include=of_plan), cells=list(cells))
+        texts = {name: getattr(plan, name) for name in ("name", "title", "question")}
+        return cls(**texts, served=served, cells=cells)
 
     def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
         """Returns results with these rows in the file's cells; ``more`` are further fields."""
@@ -208,10 +208,8 @@ class Results:
 
     def at(self, budget: int) -> "Results":
         """Returns the results at one of the budgets."""
-        rows, planned = (
-            [place for place in places if place.budget == budget]
-            for places in (self.rows, self.planned)
-        )
+        rows = [row for row in self.rows if row.budget == budget]
+        planned = [place for place in self.planned if place.budget == budget]
         return replace(self, rows=rows, planned=planned)
 
     @cached_property
@@ -230,8 +228,8 @@ class Results:
 
     def columns_by(self, axis: str) -> dict[str, list[str]]:
         """Returns the columns grouped by their value of an axis."""
-        pairs = [(place.axes.get(axis), self.column(place)) for place in self._places]
-        groups = grouped((value, column) for value, column in pairs if value is not None)
+        places = [place for place in self._places if axis in place.axes]
+        groups = grouped((place.axes[axis], self.column(place)) for place in places)
         return {value: list(dict.fromkeys(columns)) for value, columns in groups.items()}
 
     def frame(self) -> "DataFrame":
@@ -427,40 +425,30 @@ def results_of(folders: Sequence[Path]) -> Results:
     Raises:
         RunError: a folder is not a run folder.
     """
-    apart = [folder for folder in folders if is_file(folder / COMPARISON)]
-    if apart:
+    parts = grouped((is_file(folder / COMPARISON), folder) for folder in folders)
+    if apart := parts.get(True):
         made = first_names([str(folder) for folder in apart])
-        text = f"Left out, since `feddg compare` made them a page of their own: {made}."
         if len(apart) == len(folders):
             raise RunError(f"each has a page of its own: {made}; name one")
+        text = f"Left out, since `feddg compare` made them a page of their own: {made}."
         emit(note("comparison-left-out", text))
-    alone = (folder for folder in folders if folder not in apart)
-    runs = [read_run(folder) for folder in {path.resolve(): path for path in alone}.values()]
+    alone = {folder.resolve(): folder for folder in parts.get(False, ())}
+    runs = [read_run(folder) for folder in alone.values()]
     complete = [run for run in runs if run.status == "completed"]
-    settings = [
-        flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete
-    ]
-    of_method = grouped((run.method, fields) for run, fields in zip(complete, settings))
-    varying = {method: differing(of_runs) for method, of_runs in of_method.items()}
-    labels = [
-        ", ".join([run.method, *(f"{k} {fields[k]}" for k in varying[run.method] if k in fields)])
-        for run, fields in zip(complete, settings)
-    ]
+    own = [flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete]
+    labels = _told_apart([run.method for run in complete], own)
     others = [
         flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
-    data_sets = _data_sets(others)
-    alike = grouped(zip(labels, others)).values()
-    axes = dict.fromkeys(axis for group in alike for axis in differing(group))
-    conditions = [{axis: fields.get(axis, "") for axis in axes} for fields in others]
+    conditions = _data_sets(others)
     if len(set(labels)) == 1:
-        labels = [
-            ", ".join([label, *(f"{axis} {value}" for axis, value in condition.items() if value)])
-            for label, condition in zip(labels, conditions)
-        ]
-        conditions = [{} for _ in complete]
-    conditions = [of_data | own for of_data, own in zip(data_sets, conditions)]
+        labels = _told_apart(labels, others)
+    else:
+        alike = grouped(zip(labels, others)).values()
+        axes = dict.fromkeys(axis for group in alike for axis in differing(group))
+        for condition, fields in zip(conditions, others):
+            condition |= {axis: fields.get(axis, "") for axis in axes}
     held_out = ["+".join(run.held_out(TEST)) or "as split" for run in complete]
     validated = ["+".join(run.held_out(VAL)) for run in complete]
     ways = grouped(zip(held_out, validated))
@@ -480,19 +468,23 @@ def results_of(folders: Sequence[Path]) -> Results:
         for run, label, condition, heading in zip(complete, labels, conditions, held_out)
     ]
     places, names = Counter(row.place for row in rows), Counter(row.folder for row in rows)
-    folder_of = [
-        row.folder if names[row.folder] == 1 else plain_text(run.folder)
-        for row, run in zip(rows, complete)
-    ]
-    rows = [
-        row.model_copy(update={"method": f"{row.method} ({folder})"})
-        if places[row.place] > 1
-        else row
-        for row, folder in zip(rows, folder_of)
-    ]
+    for at, (row, run) in enumerate(zip(rows, complete)):
+        if places[row.place] > 1:
+            folder = row.folder if names[row.folder] == 1 else plain_text(run.folder)
+            rows[at] = row.model_copy(update={"method": f"{row.method} ({folder})"})
     name = f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
     return Results(name=name, title=name, rows=rows, open=incomplete)
+
+
+def _told_apart(labels: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns labels, each with the settings that differ between those of its name."""
+    groups = grouped(zip(labels, settings))
+    varying = {label: differing(group) for label, group in groups.items()}
+    return [
+        ", ".join([label, *(f"{name} {of[name]}" for name in varying[label] if of.get(name))])
+        for label, of in zip(labels, settings)
+    ]
 
 
 def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -502,15 +494,12 @@ def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
         The condition of each run; nothing if all runs have the same images.
     """
     read = [
-        {name: fields[name] for name in fields if name.startswith(_OF_IMAGES)}
+        {name: fields.pop(name) for name in [*fields] if name.startswith(_OF_IMAGES)}
         for fields in settings
     ]
-    texts = [", ".join(fields.values()) for fields in read]
-    if len({*texts}) < 2:
+    if not differing(read):
         return [{} for _ in settings]
-    for fields, own in zip(settings, read):
-        for name in own:
-            del fields[name]
+    texts = [", ".join(fields.values()) for fields in read]
     said = ((of.get("data.root", "none"), of["data.source"]) for of in read)
     roots = (source if root == "none" else root for root, source in said)
     short = dict(zip(texts, (Path(root).name for root in roots)))
@@ -562,15 +551,12 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """Returns the warnings about a run, from the run or its row."""
     if row.run is None:
-        diagnosed: list[tuple[str, str, str, Severity]] = [
-            (CONSTANT, rule.name, MAJORITY, "warning"),
-            (RISING, FINAL.name, STILL_RISING, "note"),
-        ]
-        return [
-            (code, severity)
-            for metric, of_rule, code, severity in diagnosed
-            if any(number.value for number in row.table.where(rule=of_rule, metric=metric))
-        ]
+        found: list[tuple[str, Severity]] = []
+        if any(number.value for number in row.table.where(rule=rule.name, metric=CONSTANT)):
+            found.append((MAJORITY, "warning"))
+        if any(number.value for number in row.table.where(rule=FINAL.name, metric=RISING)):
+            found.append((STILL_RISING, "note"))
+        return found
     table = row.run.table
     diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
     recorded = row.run.summary.diagnostics if row.run.summary else []

@@ -395,17 +395,17 @@ def find_rows(
             same_place = row.experiment == id or row.place in places
             common = row.hashes.keys() & today.keys()
             other = [name for name in common if row.hashes[name] != today[name]]
-            if row.hashes and row.hashes == today:
-                there.setdefault(row.budget, row)
-            elif same_place and other:
+            if same_place and other:
                 changed.append((row, other))
-            elif same_place:
+            elif same_place or (row.hashes and row.hashes == today):
                 there.setdefault(row.budget, row)
                 silent += not row.hashes
-        if own_cells[0].has_one_round and there:
-            there = _from_its_images_on(next(iter(there.values())), own_cells[0].budgets)
-            by_cell[id] = there
-        elif there.keys() >= set(own_cells[0].budgets or (None,)):
+        budgets = own_cells[0].budgets or (None,)
+        if own_cells[0].has_one_round and there:  # from its images on it counts at all budgets
+            row = next(iter(there.values()))
+            seen = max((n.value for n in row.table.where(metric="images_per_round")), default=0.0)
+            by_cell[id] = {b: row for b in budgets if b is None or b >= seen}
+        elif there.keys() >= {*budgets}:
             by_cell[id] = there
     if silent:
         warn(
@@ -434,9 +434,3 @@ def find_rows(
             )
         warn("other-files", f"{fault}they are not used.")
     return by_cell, [row for row, _ in changed] if own else []
-
-
-def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | None, ResultRow]:
-    """Returns the row of a one-round method for all budgets not below its number of images."""
-    seen = max((n.value for n in row.table.where(metric="images_per_round")), default=0.0)
-    return {budget: row for budget in budgets or (None,) if budget is None or budget >= seen}

@@ -151,7 +151,7 @@ def spread(values: Iterable[float]) -> Spread | None:
     if not numbers:
         return None
     deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
-    return Spread(math.fsum(numbers) / len(numbers), deviation, len(numbers))
+    return Spread(fmean(numbers), deviation, len(numbers))
 
 
 def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spread | None:
@@ -165,7 +165,7 @@ def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spre
 def by_seed(accuracies: Accuracies, columns: Sequence[str]) -> dict[int, float]:
     """Returns the mean over columns of every seed that has them all."""
     return {
-        seed: math.fsum(accuracies[column, seed] for column in columns) / len(columns)
+        seed: fmean(accuracies[column, seed] for column in columns)
         for seed in dict.fromkeys(seed for _, seed in accuracies)
         if all((column, seed) in accuracies for column in columns)
     }
@@ -196,22 +196,18 @@ def paired_margin(
     differences = {key: ours[key] - theirs[key] for key in ours if key in theirs}
     if not differences:
         return None
-    columns: dict[str, dict[str, list[float]]] = {}
-    for (column, _), value in differences.items():
-        columns.setdefault(domains[column], {}).setdefault(column, []).append(value)
+    by_column = grouped((column, value) for (column, _), value in differences.items())
+    columns = grouped((domains[column], column) for column in by_column)
     by_domain = {
-        domain: math.fsum(math.fsum(v) / len(v) for v in by_column.values()) / len(by_column)
-        for domain, by_column in columns.items()
+        domain: fmean(fmean(by_column[column]) for column in own) for domain, own in columns.items()
     }
     over_domains = Interval.of(by_domain.values())
     of = collections or {}
     by_collection = grouped((of[domain], by_domain[domain]) for domain in by_domain if domain in of)
     over_collections = Interval.of(map(fmean, by_collection.values()))
-    by_seeds = [by_seed(differences, list(by_column)) for by_column in columns.values()]
+    by_seeds = [by_seed(differences, own) for own in columns.values()]
     seeds = [seed for seed in by_seeds[0] if all(seed in means for means in by_seeds)]
-    over_seeds = Interval.of(
-        math.fsum(means[seed] for means in by_seeds) / len(by_seeds) for seed in seeds
-    )
+    over_seeds = Interval.of(fmean(means[seed] for means in by_seeds) for seed in seeds)
     return Margin(over_domains, over_seeds, over_domains.p, by_domain, over_collections)
 
 

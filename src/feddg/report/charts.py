@@ -236,15 +236,13 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     names = [getattr(clients, by)[index] for index in indices]
     groups = client_groups(np.array([client.domains for client in clients.clients]))
     columns = np.stack([counts[group][:, indices].sum(axis=0) for group in groups])
+    firsts = [clients.clients[group[0]].name for group in groups]
     titles = [
-        f"{len(group)} clients together"
-        if len(group) > 1
-        else label_of(clients.clients[group[0]].name)
-        for group in groups
+        f"{len(group)} clients together" if len(group) > 1 else label_of(first)
+        for group, first in zip(groups, firsts)
     ]
-    x = axis("clients, by main domain", showticklabels=False)
-    if len(clients.clients) <= LABELLED_CLIENTS:
-        x = names_axis([clients.clients[group[0]].name for group in groups], x["title"]["text"])
+    labelled = len(counts) <= LABELLED_CLIENTS
+    x = names_axis(firsts, "clients, by main domain", showticklabels=labelled)
     what = "domain" if by == "domains" else "class"
     return heat_map(
         row_shares(columns).T,
@@ -286,17 +284,19 @@ def accuracy_curves(run: Run) -> Chart:
     of_last = run.table.where(weights=LAST)
     colours = _domain_colours(of_last)
     lines: list[Trace] = []
-    for split in SPLITS:
-        domains = of_last.where(split=split).by("domain")
-        palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
+    for split, words in SPLIT_WORDS.items():
+        held_out, domains = split in (TEST, VAL), of_last.where(split=split).by("domain")
+        palette = HELD_OUT_COLOURS if held_out else TRAINING_COLOURS
+        parts = [(f"{label_of(d)} · {words}", part, colours[d]) for d, part in domains.items()]
         if len(domains) > len(palette):  # two would look alike
-            name = f"{SPLIT_WORDS[split]}, mean of {len(domains)} domains"
-            lines.append(_split_line(of_last.curve(split), split, name, palette[split == VAL]))
-            continue
-        for domain, numbers in domains.items():
-            accuracies = numbers.curve(split)
-            name = f"{label_of(domain)} · {SPLIT_WORDS[split]}"
-            lines.append(_split_line(accuracies, split, name, colours[domain]))
+            name = f"{words}, mean of {len(domains)} domains"
+            parts = [(name, of_last, palette[split == VAL])]
+        for name, part, colour in parts:
+            points = [*part.curve(split).items()]
+            line = line_of(points, name, colour, width=3 if held_out else 1.6, scale=100)
+            if split == ID_TEST:
+                line |= {"visible": "legendonly", "line": line["line"] | {"dash": "dot"}}
+            lines.append(line)
     caption = sentence("accuracy_curves", averaged=run.default_rule is not FINAL)
     return _over_rounds(lines, caption, axis("accuracy (%)"))
 
@@ -309,15 +309,6 @@ def _domain_colours(table: NumberTable) -> dict[str, str]:
         **dict(zip(held_out, cycle(HELD_OUT_COLOURS))),
         **dict(zip(others, cycle(TRAINING_COLOURS))),
     }
-
-
-def _split_line(accuracies: Mapping[int, float], split: str, name: str, colour: str) -> Trace:
-    line = line_of(
-        [*accuracies.items()], name, colour, width=3 if split in (TEST, VAL) else 1.6, scale=100
-    )
-    if split == ID_TEST:
-        line |= {"visible": "legendonly", "line": line["line"] | {"dash": "dot"}}
-    return line
 
 
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
@@ -367,21 +358,16 @@ def learning_curves(results: Results) -> Chart | None:
     return _over_rounds(lines, sentence("learning_curves"), axis(ACCURACY)) if lines else None
 
 
-class Along(NamedTuple):
-    """A cost as an axis: its unit, in multiples of the table's."""
-
-    unit: float
-    title: str
-    words: str
-
-
 SPENT: Final = {
-    "images": Along(1, "images seen in training, all clients", "images seen in training"),
-    "bytes": Along(
-        1e6, "MB sent, all clients and both ways", "everything sent since the start, setup included"
+    "images": (1, "images seen in training, all clients", "images seen in training"),
+    "bytes": (
+        1e6,
+        "MB sent, all clients and both ways",
+        "everything sent since the start, setup included",
     ),
-    "seconds": Along(60, "min", "the time of training and aggregation"),
+    "seconds": (60, "min", "the time of training and aggregation"),
 }
+"""A cost as an axis: its unit, in multiples of the table's, the title, and words for a sentence."""
 
 
 def accuracy_against(results: Results, spent: str) -> Chart | None:
@@ -393,21 +379,17 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
         results: the comparison, at one budget if there are several.
         spent: a name of ``SPENT``.
     """
-    along, rule = SPENT[spent], results.default_rule
+    unit, title, words = SPENT[spent]
     # What is measured in every evaluated round: the exponential mean where all runs serve it.
-    weights = EMA if rule.weights == EMA else LAST
+    weights = EMA if results.default_rule.weights == EMA else LAST
     measured = {m: _mean_curve(results, m, spent, weights) for m in results.methods}
     ends = [x for points in measured.values() for x, _ in points]
     curves, bands = {}, {}
     for method, points in measured.items():
         if points and all(run.has_one_round for run in results.runs(method)):
             points = [points[-1], (max(ends), points[-1][1])]
-        curves[method] = [(x / along.unit, accuracy.mean) for x, accuracy in points]
-        bands[method] = [
-            (x / along.unit, accuracy.low, accuracy.high)
-            for x, accuracy in points
-            if accuracy.low is not None and accuracy.high is not None
-        ]
+        curves[method] = [(x / unit, accuracy.mean) for x, accuracy in points]
+        bands[method] = [(x / unit, y.mean, y.reach) for x, y in points if y.reach is not None]
     lines = _method_lines(results, curves)
     if not lines:
         return None
@@ -419,16 +401,15 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
         bands = {m: [point for point in points if point[0] > 0] for m, points in bands.items()}
     areas = [_band(points, styles[m].colour) for m, points in bands.items() if len(points) > 1]
     mean, timed = weights == EMA, spent == "seconds"
-    caption = sentence("accuracy_against", what=along.words, mean=mean, timed=timed)
-    return line_chart(
-        [*areas, *lines], caption, axis(along.title, **scale), axis(ACCURACY), hovermode="closest"
-    )
+    caption = sentence("accuracy_against", what=words, mean=mean, timed=timed)
+    x, y = axis(title, **scale), axis(ACCURACY)
+    return line_chart([*areas, *lines], caption, x, y, hovermode="closest")
 
 
 def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
-    """Returns the filled area between two lines, in percent."""
-    upper, lower = ([(p[0], p[i]) for p in points] for i in (2, 1))
-    around = [*upper, *reversed(lower)]
+    """Returns the filled area around a line, at a distance that each point says; in percent."""
+    around = [(x, mean + reach) for x, mean, reach in points]
+    around += [(x, mean - reach) for x, mean, reach in reversed(points)]
     area = {"fill": "toself", "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
     return line_of(around, "", colour, width=0, scale=100) | {"mode": "lines"} | area
 

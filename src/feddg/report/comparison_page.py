@@ -8,37 +8,12 @@ from feddg.comparison.statistics import average_over_columns, leads
 from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, VAL
 from feddg.report import charts, tables
-from feddg.report.blocks import (
-    Block,
-    Fact,
-    Facts,
-    Fold,
-    Page,
-    Prose,
-    Section,
-    Table,
-    section_of,
-)
-from feddg.report.run_page import (
-    cost_of,
-    data_tags,
-    notices_of,
-    on_data,
-)
-from feddg.report.text import (
-    AGGREGATE_WORDS,
-    spelled,
-    split_heading,
-    table_from,
-)
+from feddg.report.blocks import Block, Fact, Facts, Fold, Page, Prose, Section, Table, section_of
+from feddg.report.run_page import cost_of, data_tags, notices_of, on_data
+from feddg.report.text import AGGREGATE_WORDS, spelled, split_heading, table_from
 from feddg.runs.reading import Run, flatten
 from feddg.runs.table import SELECTION_RULES, in_order
-from feddg.text import (
-    counted,
-    listed,
-    readable,
-    short,
-)
+from feddg.text import counted, listed, readable, short
 
 MOST_FACTS = 8
 MOST_NAMED = 4
@@ -178,18 +153,17 @@ def _budget_section(results: Results) -> Section | None:
 def _decision_table(results: Results, base: str) -> Table | None:
     """Returns the decision's metrics on held-out domains, with paired differences to one method."""
     values = {name: results.values(results.default_rule, name) for name in OF_A_DECISION}
-    measured = {name: methods for name, methods in values.items() if methods}
+    measured = {name: tables.mean_percents(methods) for name, methods in values.items() if methods}
     if not measured:
         return None
     margins = {
         name: leads(methods, results.domains, base) if base in methods else {}
-        for name, methods in measured.items()
+        for name, methods in values.items()
     }
     return table_from(
         "decisions",
         methods=results.methods,
         measured=measured,
-        mean=tables.mean_percent,
         base=base,
         margins=margins,
         interval=tables.interval_text,
@@ -201,17 +175,14 @@ def _metrics_table(results: Results) -> Table | None:
     names = in_order(name for run in results.runs() for name in run.table.metrics)
     if len(names) < 2:
         return None
-    shares = {
-        (name, over): results.values(results.default_rule, name, over=over)
+    methods, aggregates, rule = results.methods, AGGREGATE_WORDS, results.default_rule
+    means = {
+        (name, over): tables.mean_percents(results.values(rule, name, over=over))
         for name in names
-        for over in AGGREGATE_WORDS
+        for over in aggregates
     }
     return table_from(
-        "all_metrics",
-        methods=results.methods,
-        names=names,
-        aggregates=AGGREGATE_WORDS,
-        mean=lambda name, over, method: tables.mean_percent(shares[name, over], method),
+        "all_metrics", methods=methods, names=names, aggregates=aggregates, means=means
     )
 
 

@@ -3,8 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from feddg.records import (
     AttackRow,
@@ -16,17 +15,11 @@ from feddg.records import (
     ReconstructionRow,
     Row,
 )
-from feddg.report.blocks import (
-    Block,
-    Code,
-    Fold,
-    Prose,
-    Section,
-    Table,
-)
+from feddg.report.blocks import Block, Code, Fold, Prose, Section, Table
 from feddg.report.charts import roc_chart
 from feddg.report.text import sentence, table_from
 from feddg.runs.reading import LEDGER, LedgerRecord, Run
+from feddg.settings import grouped
 from feddg.text import command, listed, number, size
 
 WEIGHTS = "weights"
@@ -44,8 +37,7 @@ TOO_WIDE = 0.3
 """Intervals of ranks or AUC wider than this allow no conclusion."""
 
 
-@dataclass
-class _Entry:
+class _Entry(NamedTuple):
     """A kind of data that left the sites: a name in messages of one purpose.
 
     Attributes:
@@ -53,31 +45,28 @@ class _Entry:
         name: name of the entry in them.
         passed_on: whether the server sent each client's value on to all clients.
         numbers: the largest number of values that one client sent in a message.
-        sent: how often each client sent it.
+        times: the largest number of times that one client sent it.
+        sites: how many clients sent it.
     """
 
     purpose: str
     name: str
     passed_on: bool
-    numbers: int = 0
-    sent: dict[int, int] = field(default_factory=dict)
+    numbers: int
+    times: int
+    sites: int
 
     @property
     def key(self) -> str:
         """``purpose/name``, as attacks name it."""
         return f"{self.purpose}/{self.name}"
 
-    @property
-    def times(self) -> int:
-        """The largest number of times that one client sent it."""
-        return max(self.sent.values())
-
 
 def leaks_section(run: Run) -> Section | None:
     """Returns the section, or None if nothing was sent."""
     if not run.ledger.messages:
         return None
-    attacks, entries = run.attacks, _entries(run.ledger)
+    attacks, entries = run.attacks, list(_entries(run.ledger))
     blocks: list[Block] = [
         Prose(_ledger_sentences(run.ledger)),
         table_from(
@@ -85,7 +74,7 @@ def leaks_section(run: Run) -> Section | None:
             entries=entries,
             names=OWN_NAMES,
             epsilon=lambda entry: _epsilon(run, entry.purpose),
-            found=lambda entry: list(_findings(run.attacks, entry.key)),
+            found=lambda entry: list(_findings(attacks, entry.key)),
         ),
         Prose(_for_the_officer(run, entries), notice=True),
     ]
@@ -102,25 +91,25 @@ def leaks_section(run: Run) -> Section | None:
     return Section("What left the sites, and what it gives away", blocks, folded=True)
 
 
-def _entries(ledger: LedgerRecord) -> list[_Entry]:
-    """Returns everything that left a site, in order of first appearance."""
-    entries: dict[tuple[str, str], _Entry] = {}
+def _entries(ledger: LedgerRecord) -> Iterator[_Entry]:
+    """Yields everything that left a site, in order of first appearance."""
+    contents = {id: _content(layout) for id, layout in ledger.layouts.items()}
+    sent = grouped(
+        ((_purpose(message), name), (message.client, count))
+        for message in ledger.messages
+        if message.direction == "up"
+        for name, count in contents.get(message.layout, {}).items()
+    )
     passed_on = {("statistics", name) for name in _passed_on(ledger)}
-    for message in ledger.messages:
-        layout = ledger.layouts.get(message.layout)
-        if message.direction != "up" or layout is None:
-            continue
-        for name, count in _content(layout).items():
-            key = _purpose(message), name
-            entry = entries.setdefault(key, _Entry(*key, passed_on=key in passed_on))
-            entry.numbers = max(entry.numbers, count)
-            entry.sent[message.client] = entry.sent.get(message.client, 0) + 1
-    return list(entries.values())
+    for key, parts in sent.items():
+        clients, numbers = zip(*parts)
+        times = Counter(clients)
+        yield _Entry(*key, key in passed_on, max(numbers), max(times.values()), len(times))
 
 
 def _content(layout: LayoutRow) -> dict[str, int]:
     """Returns how many values each entry of a message holds, without log information."""
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     names = {tensor.name for tensor in layout.tensors}
     for tensor in layout.tensors:
         name = tensor.name
@@ -130,7 +119,7 @@ def _content(layout: LayoutRow) -> dict[str, int]:
             name = next((kind for kind, ends in kinds.items() if name.endswith(ends)), WEIGHTS)
         elif f"weights/{entry}" in names:  # one for each of the network's, as SCAFFOLD's
             name = f"{prefix}/*"
-        counts[name] = counts.get(name, 0) + math.prod(tensor.shape)
+        counts[name] += math.prod(tensor.shape)
     if any(name == "examples" or not name.startswith(LOGS) for name in layout.scalars):
         counts[COUNTS] = len(layout.scalars)
     return counts
@@ -169,7 +158,7 @@ def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
     things = [phrase(entry) for entry in entries if entry.name != COUNTS]
     return sentence(
         "for_the_record",
-        sites=max((len(entry.sent) for entry in entries), default=0),
+        sites=max((entry.sites for entry in entries), default=0),
         sent=listed(things) or "counts",
         tried=_tried(run.attacks),
         bounded=any(_epsilon(run, entry.purpose) for entry in entries),
@@ -241,13 +230,11 @@ def _purpose(message: MessageRow) -> str:
 
 def _ledger_sentences(ledger: LedgerRecord) -> str:
     """Returns what left each site, in plain words."""
-    sent, sizes = Counter[int](), dict[str, list[int]]()
-    for message in ledger.messages:
-        if message.direction == "up":
-            sent[message.client] += message.bytes
-            sizes.setdefault(_purpose(message), []).append(message.bytes)
-    if not sent:
+    up = [message for message in ledger.messages if message.direction == "up"]
+    if not up:
         return "No site has sent anything yet."
+    sent = [sum(own) for own in grouped((one.client, one.bytes) for one in up).values()]
+    sizes = grouped((_purpose(one), one.bytes) for one in up)
     kinds = [
         sentence("kind_sent", purpose=purpose, least=size(min(values)), most=size(max(values)))
         for purpose, values in sizes.items()
@@ -255,8 +242,8 @@ def _ledger_sentences(ledger: LedgerRecord) -> str:
     return sentence(
         "sent",
         kinds=kinds,
-        most=max(sent.values()),
-        total=sum(sent.values()),
+        most=max(sent),
+        total=sum(sent),
         sites=len(sent),
         file=LEDGER,
     )

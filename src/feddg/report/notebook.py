@@ -2,7 +2,8 @@
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ THUMBNAIL = 96
 """Side of a thumbnail in pixels."""
 
 
+@singledispatch
 def html_of(thing: Any) -> str:
     """Returns the HTML of an object for a notebook.
 
@@ -33,41 +35,34 @@ def html_of(thing: Any) -> str:
         TypeError: it is another type.
         RunError: its folder is damaged or missing.
     """
-    for kind, drawn in _DRAWN.items():
-        if isinstance(thing, kind):
-            return drawn(thing)
     raise TypeError(f"a notebook cannot be shown a {type(thing).__name__}")
 
 
 def text_of(thing: Any) -> str:
     """Returns an object as a few lines of text that end in a sentence; see :func:`html_of`."""
-    if isinstance(thing, Run):
-        return "\n".join((_title_of(thing), f"folder: {thing.folder}", _lead_of(thing)))
+    if not isinstance(thing, Run | Comparison):
+        return f"{type(thing).__name__}: computed one at a time as you loop over them."
+    (title, lead), about = _words(thing), f"folder: {thing.folder}"
     if isinstance(thing, Comparison):
         failed = f", {len(thing.failures)} failed" if thing.failures else ""
-        runs = f"{counted(len(thing.folders), 'run')}{failed}; folder: {thing.folder}"
-        return "\n".join((_title_of(thing), runs, _lead_of(thing)))
-    return f"{type(thing).__name__}: computed one at a time as you loop over them."
+        about = f"{counted(len(thing.folders), 'run')}{failed}; {about}"
+    return f"{title}\n{about}\n{lead}"
 
 
-def _title_of(thing: Run | Comparison) -> str:
-    if isinstance(thing, Run):
-        return f"{spelled(thing.method)}{tested_on(thing)}"
-    return thing.results.title
+def _words(thing: Run | Comparison) -> tuple[str, str]:
+    """Returns the title, and the result in words."""
+    if isinstance(thing, Comparison):
+        return thing.results.title, lead_of(thing.results)
+    lead = result_sentence(thing) if thing.table else "Nothing has been measured yet."
+    return f"{spelled(thing.method)}{tested_on(thing)}", lead
 
 
-def _lead_of(thing: Run | Comparison) -> str:
-    if isinstance(thing, Run):
-        evaluated = bool(thing.table)
-        return result_sentence(thing) if evaluated else "Nothing has been measured yet."
-    return lead_of(thing.results)
-
-
+@html_of.register
 def _run(run: Run) -> str:
-    evaluated = bool(run.table)
+    evaluated, (title, lead) = bool(run.table), _words(run)
     return _page(
-        title=_title_of(run),
-        lead=_lead_of(run),
+        title=title,
+        lead=lead,
         notices=[str(diagnostic) for diagnostic in about_run(run)] if evaluated else [],
         tables=[final_table(run)] if evaluated else [],
         curves=accuracy_curves(run) if len(run.table.rounds) > 1 else None,
@@ -75,12 +70,13 @@ def _run(run: Run) -> str:
     )
 
 
+@html_of.register
 def _comparison(comparison: Comparison) -> str:
-    results = comparison.results.at_largest
+    results, (title, lead) = comparison.results.at_largest, _words(comparison)
     failed = [f"{run.cell.folder.name}: {run.error or run.status}" for run in comparison.failures]
     return _page(
-        title=_title_of(comparison),
-        lead=_lead_of(comparison),
+        title=title,
+        lead=lead,
         notices=[*failed, *map(str, about_results(results))],
         tables=main_tables(comparison.results),
         curves=learning_curves(results) if results.rows else None,
@@ -88,6 +84,7 @@ def _comparison(comparison: Comparison) -> str:
     )
 
 
+@html_of.register
 def _predictions(predictions: PredictedImages) -> str:
     shown = predictions.ahead(MOST_SHOWN)
     more = len(predictions.ahead(MOST_SHOWN + 1)) > MOST_SHOWN
@@ -99,13 +96,6 @@ def _predictions(predictions: PredictedImages) -> str:
         pictures=[(_thumbnail(prediction), *_answer(prediction)) for prediction in shown],
         more=more,
     )
-
-
-_DRAWN: dict[type, Callable[[Any], str]] = {
-    Run: _run,
-    Comparison: _comparison,
-    PredictedImages: _predictions,
-}
 
 
 def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: Any) -> str:

@@ -15,22 +15,9 @@ from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.evaluation.calibration import Estimate
 from feddg.evaluation.intervals import ShareInterval
-from feddg.experiment import (
-    Experiment,
-    expand,
-    load_experiment,
-    read_fields,
-)
+from feddg.experiment import Experiment, expand, load_experiment, read_fields
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
-from feddg.records import (
-    ID_TEST,
-    ID_VAL,
-    SPLITS,
-    TEST,
-    AdaptationRow,
-    SetupRow,
-    SummaryFile,
-)
+from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, AdaptationRow, SummaryFile
 from feddg.report import charts
 from feddg.report.blocks import (
     Answers,
@@ -48,14 +35,7 @@ from feddg.report.blocks import (
 )
 from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import leaks_section
-from feddg.report.text import (
-    AGGREGATE_WORDS,
-    interval_words,
-    sentence,
-    spelled,
-    table_from,
-    warning_words,
-)
+from feddg.report.text import AGGREGATE_WORDS, interval_words, sentence, spelled, table_from
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     DIVERGED,
@@ -81,14 +61,7 @@ from feddg.runs.reading import (
 from feddg.runs.summary import summarize
 from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
 from feddg.settings import grouped, merge
-from feddg.text import (
-    MISSING,
-    command,
-    counted,
-    listed,
-    number,
-    readable,
-)
+from feddg.text import MISSING, command, counted, listed, number, readable
 
 MOST_DOMAINS = 12
 MOST_CONFUSIONS = 3
@@ -97,6 +70,7 @@ MOST_LISTED = 50
 
 def run_page(run: Run) -> Page:
     """Everything about one run; sections without recorded data are left out."""
+    adapted = read_adapted(run.folder)
     sections = [
         _accuracy_section(run),
         decision_section(run.details, run),
@@ -104,7 +78,9 @@ def run_page(run: Run) -> Page:
         metrics_section(run),
         _mistakes_section(run),
         _pictures_section(run),
-        _adaptation_section(run),
+        section_of(
+            "Test-time adaptation", adaptation_table(adapted) if adapted else None, folded=True
+        ),
         _clients_section(run),
         _loss_section(run),
         leaks_section(run),
@@ -206,7 +182,7 @@ def result_sentence(run: Run) -> str:
     return sentence(
         "result",
         run=run,
-        warnings=warning_words(about_result(run)),
+        warnings="; ".join(one.short for one in about_result(run) if one.severity == "warning"),
         interval=interval_words(at.accuracy) if at else "",
         domains=_held_out_words(run),
         at=at,
@@ -257,12 +233,11 @@ def reference_lines(run: Run) -> dict[str, float]:
     """
     accuracies = {}
     for method in REFERENCES:
-        for folder in sorted(run.folder.parent.glob(f"{method}-*")):
-            if method == run.method or not is_run(folder):
-                continue
-            other = read_run(folder)
-            value = other.accuracy
-            if value is not None and other.status == "completed" and _alike(run, other):
+        folders = sorted(run.folder.parent.glob(f"{method}-*")) if method != run.method else ()
+        for other in map(read_run, filter(is_run, folders)):
+            differ = differing([flatten(run.settings), flatten(other.settings)])
+            alike = other.status == "completed" and not any(map(_SAME.match, differ))
+            if alike and (value := other.accuracy) is not None:
                 accuracies[method] = value
     return accuracies
 
@@ -271,11 +246,6 @@ _SAME = re.compile(
     r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
 )
 """Settings that runs must share to be compared."""
-
-
-def _alike(run: Run, other: Run) -> bool:
-    differ = differing([flatten(run.settings), flatten(other.settings)])
-    return not any(map(_SAME.match, differ))
 
 
 class _WorstClass(NamedTuple):
@@ -393,9 +363,6 @@ class _Part(NamedTuple):
     def interval(self) -> ShareInterval | None:
         return accuracy_interval(self.table)
 
-    def measured(self, metric: str) -> float | None:
-        return self.table.value(metric=metric)
-
     def of(self, table: NumberTable, metric: str = "accuracy") -> float | None:
         numbers = table.where(split=self.split)
         if self.domain is None:
@@ -456,9 +423,17 @@ def metrics_section(run: Run) -> Section | None:
         return None
 
     def smallest(part: _Part) -> str:
+        """The class with the fewest images, and how many have none."""
         if part.domain is None:
             return ""
-        return _smallest(numbers.support(part.split, part.domain), classes)
+        support = numbers.support(part.split, part.domain)
+        if not support:
+            return MISSING
+        seen = [(count, index) for index, count in enumerate(support) if count]
+        count, index = min(seen, default=(0, 0))
+        name = readable(classes[index]) if index < len(classes) else str(index)
+        fewest, absent = f"{name}: {number(count)}" if seen else "", len(support) - len(seen)
+        return sentence("smallest_class", smallest=fewest, absent=absent, classes=len(support))
 
     tested = run.result.where(split=TEST).domains
     support = [(TEST, name, numbers.support(TEST, name) or []) for name in tested]
@@ -466,17 +441,6 @@ def metrics_section(run: Run) -> Section | None:
     parts = list(_parts(run, list(AGGREGATE_WORDS)))
     table = table_from("metrics", parts=parts, names=names, smallest=smallest)
     return Section("Metrics", [*notices, table], folded=True)
-
-
-def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
-    """The class with the fewest images, and how many have none."""
-    if not support:
-        return MISSING
-    seen = [(count, index) for index, count in enumerate(support) if count]
-    count, index = min(seen, default=(0, 0))
-    name = readable(classes[index]) if index < len(classes) else str(index)
-    smallest, absent = f"{name}: {number(count)}" if seen else "", len(support) - len(seen)
-    return sentence("smallest_class", smallest=smallest, absent=absent, classes=len(support))
 
 
 # Which class was taken for which.
@@ -493,22 +457,11 @@ def _mistakes_section(run: Run) -> Section | None:
     blocks: list[Block] = []
     for name, confusion in counts.items():
         caption = sentence("confusion_caption", name=name)
-        matrix = charts.confusion_matrix(confusion, classes, caption)
-        blocks += [matrix, _class_table(confusion, classes, name)]
+        others = confusion - np.diag(np.diagonal(confusion))
+        table = table_from("classes", counts=confusion, others=others, classes=classes)
+        title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
+        blocks += [charts.confusion_matrix(confusion, classes, caption), Fold(title, [table])]
     return Section("Mistakes by class", blocks)
-
-
-def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fold:
-    """Recall and precision of every class, and its most frequent confusion.
-
-    Args:
-        counts: ``(classes, classes)`` numbers of images by true and predicted class.
-        classes: names of the classes.
-        name: whose images they are.
-    """
-    others = counts - np.diag(np.diagonal(counts))
-    table = table_from("classes", counts=counts, others=others, classes=classes)
-    return Fold(f"{counted(len(classes), 'class', 'classes')} of {name}, one by one", [table])
 
 
 def _pictures_section(run: Run) -> Section | None:
@@ -525,16 +478,9 @@ def _pictures_section(run: Run) -> Section | None:
 # Test-time adaptation: accuracy under each one that was tried.
 
 
-def _adaptation_section(run: Run) -> Section | None:
-    """Results of test-time adaptation; None if it was not measured."""
-    scores = read_adapted(run.folder)
-    table = adaptation_table(scores) if scores else None
-    return section_of("Test-time adaptation", table, folded=True)
-
-
 def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
-    newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
+    newest = max(reversed(scores), key=lambda row: row.round)
     latest = [row for row in scores if (row.round, row.which) == (newest.round, newest.which)]
     keyed = grouped(((row.adaptation, row.batch_size), row) for row in latest)
     accuracies = {
@@ -620,11 +566,15 @@ def _cost_section(run: Run) -> Section | None:
 
 
 def _details_section(run: Run) -> Section | None:
-    groups = _groups_table(run, run.setup) if run.setup else None
+    groups = [
+        (what, [[run.client_name(id) for id in members] for members in parts])
+        for what, parts in (run.setup.groups if run.setup else {}).items()
+    ]
+    table = table_from("groups", groups=groups)
     environment = table_from("environment", values=flatten(run.environment))
     return section_of(
         "Details",
-        Fold("Groups of clients before training", [groups]) if groups else None,
+        Fold("Groups of clients before training", [table]) if groups else None,
         Fold("Environment", [environment]) if run.environment else None,
         Fold("Experiment (experiment.yaml)", [Code(run.experiment_text)]),
         folded=True,
@@ -654,15 +604,6 @@ def left_out_section(run: Run) -> Section | None:
         measured_there = run.result.where(split=TEST).values()
         blocks.append(table_from("elsewhere", estimates=estimates, measured=measured_there))
     return Section("Clients left out", blocks, folded=True)
-
-
-def _groups_table(run: Run, setup: SetupRow) -> Table | None:
-    """How many clients each group has, and which; None if the method made no groups."""
-    groups = [
-        (what, [[run.client_name(id) for id in members] for members in groups])
-        for what, groups in setup.groups.items()
-    ]
-    return table_from("groups", groups=groups) if groups else None
 
 
 # What to do next: commands that fit what was found.

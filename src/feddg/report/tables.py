@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from statistics import fmean
 
 from feddg.comparison.plan import DATA
 from feddg.comparison.results import Results, about_budgets, about_lead, about_method
@@ -14,23 +14,13 @@ from feddg.comparison.statistics import (
     Spread,
     average_over_columns,
     ranks,
-    spread,
 )
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import first_names
 from feddg.methods.domains import DEAL_OUT, ONE_DOMAIN
 from feddg.records import TEST, as_cell, as_csv
-from feddg.report.blocks import (
-    Block,
-    Cell,
-    Column,
-    Fold,
-    Page,
-    Prose,
-    Section,
-    Table,
-)
+from feddg.report.blocks import Block, Cell, Column, Fold, Page, Prose, Section, Table
 from feddg.report.text import (
     AGGREGATE_WORDS,
     capital,
@@ -62,8 +52,8 @@ MEANING = (
     f"{MARK.strip()} In at least one run the model is {IN_WORDS[MAJORITY]}: by images or by the "
     "mean over classes, the difference is within chance. Such a number says nothing about a method."
 )
-MethodColumn = tuple[Column, Callable[[str], Cell | str]]
-"""A column, and what it has for a method's label."""
+MethodColumn = tuple[Column, Mapping[str, Cell | str]]
+"""A column, and what it has for each method by label; a dash for those it lacks."""
 SEEN_FROM = 0.03
 """A difference that a table should be able to show: where it cannot, it says so."""
 MOST_DOMAINS = 6
@@ -85,13 +75,12 @@ def by_method(
         caption: the table's caption.
         named: how a label is shown.
     """
-    rows = [[Cell(named(method)), *(_cell(of(method)) for _, of in columns)] for method in methods]
+    rows = [
+        [named(method), *(own.get(method, MISSING) for _, own in columns)] for method in methods
+    ]
+    cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
     heads = [Column("Method", numeric=False), *(column for column, _ in columns)]
-    return Table(heads, rows, caption)
-
-
-def _cell(content: Cell | str) -> Cell:
-    return content if isinstance(content, Cell) else Cell(content)
+    return Table(heads, cells, caption)
 
 
 def accuracy_columns(
@@ -111,19 +100,16 @@ def accuracy_columns(
     """
     values = results.values(rule, split=split)
     is_fit = results.no_method_fit is None
-
-    def accuracy_column(heading: str, columns: Sequence[str]) -> MethodColumn:
-        spreads = {method: average_over_columns(part, columns) for method, part in values.items()}
-        best = max((average.mean for average in spreads.values() if average), default=None)
-
-        def accuracy(method: str) -> Cell:
-            one = spreads.get(method)
-            return Cell(spread_text(one), strong=is_fit and one is not None and one.mean == best)
-
-        return Column(heading), accuracy
-
-    groups = column_groups(results) if groups is None else groups
-    return [accuracy_column(heading, columns) for heading, columns in groups.items()]
+    made: list[MethodColumn] = []
+    for heading, columns in (column_groups(results) if groups is None else groups).items():
+        spreads = {method: average_over_columns(own, columns) for method, own in values.items()}
+        best = max((one.mean for one in spreads.values() if one), default=None)
+        cells = {
+            method: Cell(spread_text(one), strong=is_fit and one is not None and one.mean == best)
+            for method, one in spreads.items()
+        }
+        made.append((Column(heading), cells))
+    return made
 
 
 def column_groups(results: Results, axis: str | None = None) -> dict[str, Sequence[str]]:
@@ -160,7 +146,7 @@ def accuracy_table(
     )
     for metric, heading, below in () if brief else beside:
         if means := results.values(rule, metric, split):
-            columns.append((Column(heading, below), partial(mean_percent, means)))
+            columns.append((Column(heading, below), mean_percents(means)))
     caption = sentence(
         "accuracy_caption",
         split=split_heading(split).lower(),
@@ -178,11 +164,11 @@ def accuracy_table(
     return by_method(methods, columns, caption, named)
 
 
-def mean_percent(shares: Mapping[str, Accuracies], method: str) -> str:
-    """The mean of a method's shares over the columns that any method has, in percent."""
+def mean_percents(shares: Mapping[str, Accuracies]) -> dict[str, Cell | str]:
+    """The mean of each method's shares over the columns that any method has, in percent."""
     columns = list(dict.fromkeys(column for own in shares.values() for column, _ in own))
-    average = average_over_columns(shares.get(method, {}), columns)
-    return percent(average.mean if average else None)
+    means = {method: average_over_columns(own, columns) for method, own in shares.items()}
+    return {method: percent(one.mean if one else None) for method, one in means.items()}
 
 
 def method_warnings(results: Results, method: str) -> str:
@@ -265,45 +251,30 @@ def margin_table(
     accuracies = results.values(rule)
     if len(accuracies) < 2:
         return None
-    margins, places = results.margins(rule, base), ranks(accuracies)
-    claims = results.no_method_fit is None
+    margins, claims = results.margins(rule, base), results.no_method_fit is None
+    columns: list[MethodColumn] = []
 
-    def difference(method: str) -> Cell:
-        one = margins.get(method)
-        return Cell(points(one.mean), strong=one.decided and claims) if one else Cell(MISSING)
+    def add(column: Column, shown: Callable[[Margin], Cell | str]) -> None:
+        columns.append((column, {method: shown(one) for method, one in margins.items()}))
 
-    def of_margin(
-        heading: str, shown: Callable[[Margin], Cell | str], note: str = ""
-    ) -> MethodColumn:
-        head = Column(heading, note)
-        return head, lambda m: shown(margins[m]) if m in margins else MISSING
-
-    def other(method: str) -> str:
-        return named(margins[method].other) if method in margins else MISSING
-
-    def mean_rank(method: str) -> str:
-        rank = spread(places[method].values())
-        return f"{rank.mean:.2f}" if rank else MISSING
-
-    note = "95 % interval"
-    columns: list[MethodColumn] = [
-        *([] if base else [(Column("Best other method", numeric=False), other)]),
-        (Column(f"Minus {spelled(base)}" if base else "Margin", "points"), difference),
-        of_margin("Over domains", lambda margin: interval_text(margin.domains, "domain"), note),
-        *([of_margin("Over data sets", over_data_sets, note)] if results.collections else []),
-        of_margin("Over seeds", lambda margin: interval_text(margin.seeds, "seed"), note),
-    ]
+    if not base:
+        add(Column("Best other method", numeric=False), lambda one: named(one.other))
+    head, note = f"Minus {spelled(base)}" if base else "Margin", "95 % interval"
+    add(Column(head, "points"), lambda one: Cell(points(one.mean), strong=one.decided and claims))
+    add(Column("Over domains", note), lambda one: interval_text(one.domains, "domain"))
+    if results.collections:
+        add(Column("Over data sets", note), over_data_sets)
+    add(Column("Over seeds", note), lambda one: interval_text(one.seeds, "seed"))
     names = domains_of(results, margins.values())
     if len(names) > 1:
         note = " / ".join(map(readable, names)) if len(names) <= MOST_DOMAINS else ""
-        columns.append(of_margin("By domain", lambda margin: by_domain(margin, names), note))
+        add(Column("By domain", note), lambda one: by_domain(one, names))
     if not brief:
-        columns += [
-            of_margin("Detectable", detectable_text, "points"),
-            of_margin("Domains", lambda margin: str(margin.domains.count)),
-            of_margin("Seeds", lambda margin: str(margin.seeds.count)),
-            (Column("Mean rank"), mean_rank),
-        ]
+        add(Column("Detectable", "points"), detectable_text)
+        add(Column("Domains"), lambda one: str(one.domains.count))
+        add(Column("Seeds"), lambda one: str(one.seeds.count))
+        places = {m: f"{fmean(own.values()):.2f}" for m, own in ranks(accuracies).items() if own}
+        columns.append((Column("Mean rank"), places))
     lags = bool(base) or len(accuracies) == 2
     about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
     caption = sentence("margins_caption", **about)

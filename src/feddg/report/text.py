@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
 
-from feddg.diagnostics import Diagnostic
 from feddg.evaluation.intervals import ShareInterval
 from feddg.evaluation.metrics import METRICS, Metric
 from feddg.methods.base import title_of
@@ -179,8 +178,3 @@ def split_heading(split: str) -> str:
 def interval_words(interval: ShareInterval | EstimateRow | None) -> str:
     """Returns ``32.6 to 41.5``, in percent; empty without an interval."""
     return f"{percent(interval.low)} to {percent(interval.high)}" if interval else ""
-
-
-def warning_words(found: Sequence[Diagnostic]) -> str:
-    """Returns the warnings in short, for a heading or a table; empty without warnings."""
-    return "; ".join(diagnostic.short for diagnostic in found if diagnostic.severity == "warning")
