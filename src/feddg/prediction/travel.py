@@ -313,13 +313,20 @@ def _part(
     return Part(torch.cat(features), labels, torch.from_numpy(sites))
 
 
+def _owners(images: Images) -> numpy.ndarray:
+    """Returns the client of each training and validation image; -1 if it is nobody's."""
+    validation = numpy.full(len(images.splits.id_val), -1)
+    for client in range(len(images)):
+        if (examples := images[client].validation) is not None:
+            validation[numpy.isin(images.splits.id_val, examples.rows)] = client
+    return numpy.concatenate([images.partition.owners, validation])
+
+
 def _staying(images: Images, run: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Returns the places of training and validation images of clients that did not withdraw."""
-    gone, none = read_run(run).forgotten, numpy.zeros(0, numpy.int64)
-    parts = [images[client].validation for client in gone]
-    theirs = numpy.concatenate([none, *(p.rows.numpy() for p in parts if p is not None)])
-    stays = ~numpy.isin(images.partition.owners, gone)
-    return numpy.flatnonzero(stays), numpy.flatnonzero(~numpy.isin(images.splits.id_val, theirs))
+    stays = ~numpy.isin(_owners(images), read_run(run).forgotten)
+    count = len(images.splits.train)
+    return numpy.flatnonzero(stays[:count]), numpy.flatnonzero(stays[count:])
 
 
 def _familiar(
@@ -363,14 +370,7 @@ def _sites(images: Images, trained: Trained) -> tuple[Kind, list[str], numpy.nda
     several = len(numpy.unique(domains[: len(splits.train)])) > 1
     if several or trained.experiment.clients.partition not in REAL_CLIENTS:
         return "domain", list(table.domain_names), domains
-    place = {row: number for number, row in enumerate(splits.id_val.tolist())}
-    validation = numpy.full(len(splits.id_val), -1)
-    for client in range(len(images.partition)):
-        examples = images[client].validation
-        rows = [] if examples is None else examples.rows.tolist()
-        validation[[place[row] for row in rows]] = client
-    names = [client_name(client) for client in range(len(images.partition))]
-    return "client", names, numpy.concatenate([images.partition.owners, validation])
+    return "client", [client_name(client) for client in range(len(images))], _owners(images)
 
 
 def trains_features(trained: Trained) -> bool:
@@ -663,19 +663,11 @@ def travel(
         )
         for place in numpy.argsort(confidence if refused else chances, kind="stable").tolist()
     ]
-    answer = Travel(
-        None if refused else expected,
-        None if refused else without,
-        labelled,
-        needed,
-        kept,
-        signals,
-        list(_classes(model.class_names, outputs.predicted, places, right)),
-        risks,
-        failed,
-        advice,
-        model,
-    )
+    classes = list(_classes(model.class_names, outputs.predicted, places, right))
+    told: tuple[Estimate | None, Estimate | None] = (expected, without)
+    if refused:
+        told = None, None
+    answer = Travel(*told, labelled, needed, kept, signals, classes, risks, failed, advice, model)
     if html is not None:
         function("write_travel_page")(answer, html, run, images)
     return answer
