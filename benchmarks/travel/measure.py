@@ -331,9 +331,7 @@ def case_of(run: Path, domain: str, seed: int, beside: list[Path]) -> Case:
     found = calibrate(run, model, beside=beside)
     images = load_images(model.trained.experiment, cache_folder(), lambda *_: None)
     rows = images.splits.test
-    for part in torch.from_numpy(rows).split(BATCH):
-        model.see(as_unit(images.pixels.gather(part)))
-    outputs = model.taken()
+    outputs = model.outputs(images, rows)
     right = outputs.predicted == images.table.labels[rows]
     correct = found.models != STAND_IN
     return Case(domain, seed, found.reference, list(found.sites), outputs, right, correct)

@@ -596,15 +596,15 @@ def test_features_that_were_not_trained_have_not_seen_the_sites(ridge, cache, sk
     assert found.expected.low <= truth <= found.expected.high
 
 
-def test_a_site_of_a_few_images_does_not_say_what_sites_look_like(monkeypatch):
+def test_a_site_of_a_few_images_does_not_say_what_sites_look_like():
     numbers = numpy.repeat([0, 1, 2], [30, 1, 40])
     maps = numpy.random.default_rng(0).normal(size=(71, 6)).astype("float32")
-    seen = lambda model, images, rows, size: SimpleNamespace(maps=maps[rows])  # noqa: E731
-    monkeypatch.setattr(module, "_seen", seen)
+    seen = lambda images, rows: SimpleNamespace(maps=maps[rows])  # noqa: E731
     table = SimpleNamespace(labels=numpy.arange(71) % 2)
     images = SimpleNamespace(splits=SimpleNamespace(train=numpy.arange(71)), table=table)
-    model = SimpleNamespace(trained=SimpleNamespace(experiment=SimpleNamespace(seed=0)))
-    found = module._familiar(model, images, numbers, numpy.arange(71), 8)
+    trained = SimpleNamespace(experiment=SimpleNamespace(seed=0))
+    model = SimpleNamespace(trained=trained, outputs=seen)
+    found = module._familiar(model, images, numbers, numpy.arange(71))
     assert len(found.spans) == 2
     assert len(found.labels) == 70
     assert math.isfinite(found.limit(20))

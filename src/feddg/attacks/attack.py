@@ -1,12 +1,13 @@
 """Runs attacks on a finished run, and stores results and pictures in its folder."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast, get_args
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
@@ -33,7 +34,6 @@ from feddg.data.decoding import UnusableImageError, decode_image
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, need
-from feddg.federation.federation import Federation
 from feddg.readers import with_page
 from feddg.records import AttackRow
 from feddg.runs.execute import load_finished_run
@@ -46,16 +46,15 @@ log = logging.getLogger("feddg")
 
 SHOWN = 6
 """Columns of a picture per domain."""
-Captioned = tuple[list[Tensor], str]
-"""Rows of images ``(n, 3, S, S)`` uint8, and the caption."""
-KINDS = ("server", "client", "update", "membership")
+Figure = tuple[str, Image.Image, str]
+"""Name of the file, picture, caption."""
 _LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
 SMALLEST = 12
 """Smallest side in pixels for which SSIM is defined."""
 
 
-def picture_of(found: Reconstruction, domain_names: Sequence[str]) -> dict[str, Captioned]:
-    """Returns the picture of a reconstruction, by file name."""
+def figure_of(found: Reconstruction, domain_names: Sequence[str]) -> Figure:
+    """Returns the figure of a reconstruction."""
     domains = found.targets.domains
     shown = torch.cat(
         [(domains == d).nonzero().flatten()[:SHOWN] for d in domains.unique().tolist()]
@@ -68,26 +67,24 @@ def picture_of(found: Reconstruction, domain_names: Sequence[str]) -> dict[str, 
         f"({', '.join(names)}), drawn from what was {SENT}, from each image's own {SAMPLE}, "
         f"and from an {UNRELATED} image's, which is what chance looks like."
     )
-    return {f"attack-{found.attacker}-{_plain(found.entry.key)}.png": (rows, caption)}
+    key = "".join(c if c.isalnum() else "-" for c in found.entry.key).strip("-")
+    return f"attack-{found.attacker}-{key}.png", grid(*rows), caption
 
 
-def picture_of_inverted(found: Inverted) -> dict[str, Captioned]:
-    """Returns the picture of inverted updates, by file name."""
+def figure_of_inverted(found: Inverted) -> Figure:
+    """Returns the figure of inverted updates."""
     shown = torch.arange(min(2 * SHOWN, len(found.targets)))
     rows = [found.targets.images[shown], _bytes(found.drawn[shown])]
     caption = (
         f"Gradient inversion of single clients' updates of {found.batch_size} images "
         f"(optimizer: {found.optimizer}): true images above what was found."
     )
-    return {f"attack-update-{found.optimizer}-{found.batch_size}.png": (rows, caption)}
+    name = f"attack-update-{found.optimizer}-{found.batch_size}.png"
+    return name, grid(*rows), caption
 
 
 def _bytes(images: Tensor) -> Tensor:
     return (images * 255).round().to(torch.uint8)
-
-
-def _plain(key: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in key).strip("-")
 
 
 @dataclass(frozen=True)
@@ -177,14 +174,15 @@ def attack_run(
         )
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
-    work = _Work(loaded, chosen, progress)
-    rows: list[AttackRow] = getattr(work, kind)()
+    found = list(KINDS[kind](Senders(loaded), chosen, progress))
+    rows = [row for of_entry, _ in found for row in of_entry]
     keys = {(row.kind, row.key) for row in rows}
     others = [row for row in read_run(path).attacks if (row.kind, row.key) not in keys]
     with RunFolder(path) as opened:
         opened.replace_rows(ATTACKS, [*others, *rows])
-    for name, (images, caption) in work.pictures.items():
-        add_figure(path / FIGURES, name, grid(*images), caption)
+    for _, figure in found:
+        if figure is not None:
+            add_figure(path / FIGURES, *figure)
     return rows
 
 
@@ -222,99 +220,78 @@ def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> 
     return torch.stack(images)
 
 
-class _Work:
-    """One attack on one run."""
+Found = tuple[Sequence[AttackRow], Figure | None]
 
-    def __init__(self, loaded: Federation, settings: AttackSettings, progress: Progress) -> None:
-        self._loaded, self._settings, self._progress = loaded, settings, progress
-        self._senders = Senders(loaded)
-        self.pictures: dict[str, Captioned] = {}
 
-    def server(self) -> list[AttackRow]:
-        """Reconstructs images from what the server is sent."""
-        return self._reconstructions(None)
+def _from_server(
+    senders: Senders, chosen: AttackSettings, progress: Progress, attacker: int | None = None
+) -> Iterator[Found]:
+    """Reconstructs images from what the server is sent, or what a malicious client receives."""
+    loaded = senders.loaded
+    entries = chosen_entries(loaded.method, loaded.network, chosen.entry)
+    known = _known_images(senders, chosen, attacker)
+    training = GeneratorTraining(chosen.steps, seed=chosen.seed)
+    names = images_of(loaded).table.domain_names
+    for entry in entries.values():
+        found = reconstruct(
+            senders, entry, *known, chosen.targets, training, attacker=attacker, progress=progress
+        )
+        yield found.rows(names), figure_of(found, names)
 
-    def client(self) -> list[AttackRow]:
-        """Reconstructs other clients' images from what a malicious one receives."""
-        return self._reconstructions(self._malicious())
 
-    def _reconstructions(self, attacker: int | None) -> list[AttackRow]:
-        chosen, loaded = self._settings, self._loaded
-        entries = chosen_entries(loaded.method, loaded.network, chosen.entry)
-        images, labels = self._known_images(attacker)
-        training = GeneratorTraining(chosen.steps, seed=chosen.seed)
-        names = images_of(loaded).table.domain_names
-        rows: list[AttackRow] = []
-        for entry in entries.values():
-            reconstruction = reconstruct(
-                self._senders,
-                entry,
-                images,
-                labels,
-                chosen.targets,
-                training,
-                attacker=attacker,
-                progress=self._progress,
-            )
-            rows += reconstruction.rows(names)
-            self.pictures |= picture_of(reconstruction, names)
-        return rows
+def _from_client(senders: Senders, chosen: AttackSettings, progress: Progress) -> Iterator[Found]:
+    """Reconstructs other clients' images from what a malicious one receives."""
+    sizes = images_of(senders.loaded).partition.sizes
+    attacker = int(sizes.argmax()) if chosen.client is None else chosen.client
+    if not 0 <= attacker < len(sizes):
+        raise ExperimentError(f"there is no client {attacker}; the run has 0 to {len(sizes) - 1}")
+    yield from _from_server(senders, chosen, progress, attacker)
 
-    def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
-        """Returns the images that the attacker trains on, and their labels."""
-        most, size = self._settings.most_public, self._loaded.settings.data.image_size
-        if attacker is not None:
-            client = self._loaded.clients[attacker]
-            if len(client) < FEWEST:
-                raise DataError(
-                    f"client {attacker} holds {len(client)} images, fewer than the {FEWEST} that a "
-                    "generator needs; choose another with --client"
-                )
-            return client.images()[:most].contiguous(), client.labels[:most]
-        if not self._settings.public:
+
+def _known_images(
+    senders: Senders, chosen: AttackSettings, attacker: int | None
+) -> tuple[Tensor, Tensor]:
+    """Returns the images that the attacker trains on, and their labels."""
+    loaded, most = senders.loaded, chosen.most_public
+    if attacker is not None:
+        client = loaded.clients[attacker]
+        if len(client) < FEWEST:
             raise DataError(
-                "the server's attack learns on public images: name a folder of them, --public "
-                "FOLDER (any photographs; none of the run's)"
+                f"client {attacker} holds {len(client)} images, fewer than the {FEWEST} that a "
+                "generator needs; choose another with --client"
             )
-        images = load_public(self._settings.public, size, most)
-        return images, self._senders.labels(images)
-
-    def _malicious(self) -> int:
-        sizes = images_of(self._loaded).partition.sizes
-        if self._settings.client is None:
-            return int(sizes.argmax())
-        if not 0 <= self._settings.client < len(sizes):
-            raise ExperimentError(
-                f"there is no client {self._settings.client}; the run has 0 to {len(sizes) - 1}"
-            )
-        return self._settings.client
-
-    def update(self) -> list[AttackRow]:
-        """Inverts single clients' updates."""
-        chosen = self._settings
-        inversions = [
-            invert_updates(
-                self._senders,
-                size,
-                chosen.updates,
-                Search(chosen.iterations, seed=chosen.seed),
-                cast(Step, chosen.optimizer),
-                self._progress,
-            )
-            for size in chosen.batch_sizes
-        ]
-        for inverted in inversions:
-            self.pictures |= picture_of_inverted(inverted)
-        return [inversion.row() for inversion in inversions]
-
-    def membership(self) -> list[AttackRow]:
-        """Asks which images were a client's own."""
-        method, network = self._loaded.method, self._loaded.network
-        wanted = self._settings.entry
-        entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
-        effort, seed = self._settings.membership, self._settings.seed
-        return [*membership(self._senders, [*entries.values()], effort, self._progress, seed)]
+        return client.images()[:most].contiguous(), client.labels[:most]
+    if not chosen.public:
+        raise DataError(
+            "the server's attack learns on public images: name a folder of them, --public "
+            "FOLDER (any photographs; none of the run's)"
+        )
+    images = load_public(chosen.public, loaded.settings.data.image_size, most)
+    return images, senders.labels(images)
 
 
+def _from_updates(senders: Senders, chosen: AttackSettings, progress: Progress) -> Iterator[Found]:
+    """Inverts single clients' updates."""
+    search, step = Search(chosen.iterations, seed=chosen.seed), cast(Step, chosen.optimizer)
+    for size in chosen.batch_sizes:
+        found = invert_updates(senders, size, chosen.updates, search, step, progress)
+        yield [found.row()], figure_of_inverted(found)
+
+
+def _membership(senders: Senders, chosen: AttackSettings, progress: Progress) -> Iterator[Found]:
+    """Asks which images were a client's own."""
+    method, network = senders.loaded.method, senders.loaded.network
+    wanted = chosen.entry
+    entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
+    effort = chosen.membership
+    yield membership(senders, [*entries.values()], effort, progress, chosen.seed), None
+
+
+KINDS: dict[str, Callable[[Senders, AttackSettings, Progress], Iterator[Found]]] = {
+    "server": _from_server,
+    "client": _from_client,
+    "update": _from_updates,
+    "membership": _membership,
+}
 attack = with_page(attack_run)
 """The same, and the run's page is written anew."""

@@ -40,7 +40,6 @@ from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
 from feddg.methods.base import shared_parameters
 from feddg.models.backbones import use_plain_attention
-from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
 from feddg.records import InversionRow
 from feddg.rng import stream
@@ -165,9 +164,7 @@ def invert_updates(
     drawn, cosines = [], []
     for i, (batch, change) in enumerate(zip(batches, changed)):
         progress(f"updates of {batch_size}", i, len(batches))
-        model = senders.loaded.with_weights(broadcast.weights)
-        assert isinstance(model, Network)
-        model.train()
+        model = senders.loaded.with_weights(broadcast.weights).train()
         if worker.freeze or batch_size == 1:
             freeze_statistics(model)
         if worker.train.trainable in ("head", "lora"):  # as the clients trained it

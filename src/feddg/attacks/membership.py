@@ -12,7 +12,7 @@ Members and others are alike in domains and classes. An area under the ROC curve
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy
@@ -44,12 +44,6 @@ POINTS = 21
 """Number of stored points of a ROC curve."""
 EARLY = 0.01
 """False positive rate for the reported true positive rate."""
-
-
-Evidence = Callable[[Sequence[Case], Sequence[int] | None], list[numpy.ndarray]]
-"""Maps cases, and the ids of real clients if they are any, to the features of the images asked
-about.
-"""
 
 
 def membership(
@@ -85,28 +79,27 @@ def membership(
         log.warning(
             "%d of %d clients get no shadow attack: there are too few other images of their "
             "domains",
-            *(alone, len(victims)),
+            alone,
+            len(victims),
         )
-    evidence: dict[str, Evidence] = {}
-    if not hidden:
-        evidence[WEIGHTS] = lambda cases, ids: list(_losses(senders, cases))
-    for entry in entries:
-        evidence[entry.key] = _of_entry(senders, entry)
+    looked_at = [*([] if hidden else [None]), *entries]
     rows: list[MembershipRow] = []
-    for done, (key, look) in enumerate(evidence.items()):
-        progress(f"membership by {key}", done, len(evidence))
-        rows += _attacks(key, look, victims, seed)
+    for done, entry in enumerate(looked_at):
+        key = WEIGHTS if entry is None else entry.key
+        progress(f"membership by {key}", done, len(looked_at))
+        rows += _attacks(senders, entry, key, victims, seed)
     return rows
 
 
 def _attacks(
-    key: str, look: Evidence, victims: Sequence[Victim], seed: int
+    senders: Senders, entry: SentEntry | None, key: str, victims: Sequence[Victim], seed: int
 ) -> Iterator[MembershipRow]:
-    evidence = look([victim.case for victim in victims], [victim.client for victim in victims])
+    clients = [victim.client for victim in victims]
+    asked = _features(senders, entry, [victim.case for victim in victims], clients)
     shadows = [case for victim in victims for case in victim.shadows]
-    of_shadows = iter(look(shadows, None)) if shadows else iter(())
-    yield _row(key, "threshold", [features[:, 0] for features in evidence], victims, seed)
-    able = [(victim, features) for victim, features in zip(victims, evidence) if victim.shadows]
+    of_shadows = iter(_features(senders, entry, shadows) if shadows else ())
+    yield _row(key, "threshold", [features[:, 0] for features in asked], victims, seed)
+    able = [(victim, features) for victim, features in zip(victims, asked) if victim.shadows]
     learnt = [_learnt([(next(of_shadows), c.members) for c in v.shadows], f) for v, f in able]
     if learnt:
         yield _row(key, "shadow", learnt, [victim for victim, _ in able], seed)
@@ -185,16 +178,28 @@ def _negative_losses(senders: Senders, weights: Weights, asked: Examples) -> num
     return -losses.numpy().astype(numpy.float64)
 
 
-def _of_entry(senders: Senders, entry: SentEntry) -> Evidence:
-    def look(cases: Sequence[Case], clients: Sequence[int] | None) -> list[numpy.ndarray]:
-        if clients is None:
-            sent = senders.pretended(entry, [case.holding for case in cases])
-        else:
-            by_client = senders.real(entry, clients)
-            sent = [by_client[client] for client in clients]
-        return [_distances(senders, entry, case, rows) for case, rows in zip(cases, sent)]
+def _features(
+    senders: Senders,
+    entry: SentEntry | None,
+    cases: Sequence[Case],
+    clients: Sequence[int] | None = None,
+) -> list[numpy.ndarray]:
+    """Returns the features of the images asked about, from the weights or an entry beside them.
 
-    return look
+    Args:
+        senders: the clients of the run.
+        entry: the entry; None for the weights.
+        cases: the images.
+        clients: the ids of the cases' real clients, if they are any.
+    """
+    if entry is None:
+        return list(_losses(senders, cases))
+    if clients is None:
+        sent = senders.pretended(entry, [case.holding for case in cases])
+    else:
+        by_client = senders.real(entry, clients)
+        sent = [by_client[client] for client in clients]
+    return [_distances(senders, entry, case, rows) for case, rows in zip(cases, sent)]
 
 
 def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> numpy.ndarray:

@@ -1,6 +1,7 @@
 """Reconstructs images from what clients send besides weights, with a trained generator."""
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
@@ -11,6 +12,7 @@ from torch.nn.functional import interpolate, mse_loss
 
 from feddg.attacks.image_metrics import (
     PERCEPTUAL,
+    Retrieval,
     clustered_mean,
     perceptual_distances,
     perceptual_points,
@@ -58,7 +60,8 @@ LARGEST_SCORE = 10.0
 SENT: Final = "sent"
 SAMPLE: Final = "sample"
 UNRELATED: Final = "unrelated"
-FED: tuple[Literal["sent", "sample", "unrelated"], ...] = (SENT, SAMPLE, UNRELATED)
+Fed = Literal["sent", "sample", "unrelated"]
+FED: tuple[Fed, ...] = (SENT, SAMPLE, UNRELATED)
 ALL = "all"
 """The name for all domains together."""
 PAIRWISE = {"psnr": psnr, "ssim": ssim}
@@ -168,7 +171,7 @@ def train_generator(
     rows: Tensor,
     images: Tensor,
     training: GeneratorTraining,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> TrainedGenerator:
     """Trains a generator to reconstruct images from their vectors.
 
@@ -176,7 +179,7 @@ def train_generator(
         rows: ``(n, d)`` vectors.
         images: ``(n, 3, S, S)`` uint8, the image of each vector.
         training: settings of the training.
-        progress: called with (steps done, total steps).
+        progress: called with (what, steps done, total steps).
 
     Raises:
         DataError: there are too few images.
@@ -228,19 +231,19 @@ def _train_network(
     chosen: Pairs,
     validation: Pairs,
     training: GeneratorTraining,
-    progress: Callable[[int, int], None],
+    progress: Progress,
 ) -> None:
     """Trains the network that adds detail; it is used only if it helps on validation images."""
     rows, images = chosen
     with DrawnFrom(derive_seed(training.seed, "generator")):
         network = StyleGenerator(rows.shape[1], generator.size)
-    scores, best = generator.standardised(rows), (generator.psnr, None)
+    scores, best = generator.standardised(rows), None
     optimizer = torch.optim.Adam(network.parameters(), training.lr, betas=(0.5, 0.99))
     falls = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, training.steps, eta_min=training.lr / 10
     )
     for step in range(training.steps):
-        progress(step, training.steps)
+        progress("training the generator", step, training.steps)
         rng = stream(training.seed, "batch", step)
         batch = torch.randint(len(rows), (training.batch_size,), generator=rng)
         network.train()
@@ -253,13 +256,9 @@ def _train_network(
         if (step + 1) % max(1, training.steps // 8) == 0:
             generator.network = network.eval()
             reached = _psnr(generator, validation)
-            if reached > best[0]:
-                state = {name: t.clone() for name, t in network.state_dict().items()}
-                best = (reached, state)  # type: ignore[assignment]
-    generator.network = None
-    if best[1] is not None:
-        network.load_state_dict(best[1])
-        generator.network, generator.psnr = network.eval(), best[0]
+            if reached > generator.psnr:
+                generator.psnr, best = reached, copy.deepcopy(network)
+    generator.network = best
 
 
 def _loss(drawn: Tensor, wanted: Tensor, weight: float) -> Tensor:
@@ -340,7 +339,65 @@ class Reconstruction:
 
     def rows(self, domain_names: Sequence[str]) -> list[ReconstructionRow | DifferenceRow]:
         """Returns all measurements, by domain and over all domains."""
-        return list(_Measured(self).rows(domain_names))
+        true, domains = self.targets.images.float() / 255, self.targets.domains
+        of_true = perceptual_points(true)
+        points = {fed: perceptual_points(drawn) for fed, drawn in self.drawn.items()}
+        scores = {
+            fed: {name: work(drawn, true) for name, work in PAIRWISE.items()}
+            | {PERCEPTUAL: (points[fed] - of_true).square().sum(1)}
+            | {"rank": retrieval(points[fed], of_true, domains).ranks}
+            for fed, drawn in self.drawn.items()
+        }
+        parts = [
+            (domain_names[domain], (domains == domain).nonzero().flatten())
+            for domain in domains.unique().tolist()
+        ]
+        rows: list[ReconstructionRow | DifferenceRow] = []
+        for domain, chosen in [*parts, (ALL, torch.arange(len(domains)))]:
+            for fed in FED:
+                first = retrieval(points[fed][chosen], of_true[chosen], domains[chosen])
+                rows.append(self._row(fed, domain, chosen, scores[fed], first))
+        gaps = {name: scores[SAMPLE][name] - sent for name, sent in scores[SENT].items()}
+        return rows + [self._difference(name, gap) for name, gap in gaps.items()]
+
+    def _row(
+        self, fed: Fed, domain: str, chosen: Tensor, scores: dict[str, Tensor], first: Retrieval
+    ) -> ReconstructionRow:
+        clients = self.targets.clients[chosen]
+        means = {name: float(values[chosen].mean()) for name, values in scores.items()}
+        rank = clustered_mean(scores["rank"][chosen], clients).within(0, 1)
+        return ReconstructionRow(
+            attacker=self.attacker,
+            entry=self.entry.key,
+            fed=fed,
+            domain=domain,
+            images=len(chosen),
+            clients=len(clients.unique()),
+            psnr=means["psnr"],
+            ssim=means["ssim"],
+            scores={PERCEPTUAL: means[PERCEPTUAL]},
+            rank=rank.mean,
+            rank_low=rank.low,
+            rank_high=rank.high,
+            first=first.first,
+            first_chance=first.first_chance,
+            public=self.public,
+            seed=self.seed,
+        )
+
+    def _difference(self, metric: str, gap: Tensor) -> DifferenceRow:
+        clients = self.targets.clients
+        mean = clustered_mean(gap, clients)
+        return DifferenceRow(
+            attacker=self.attacker,
+            entry=self.entry.key,
+            metric=metric,
+            mean=mean.mean,
+            low=mean.low,
+            high=mean.high,
+            clients=len(clients.unique()),
+            images=len(clients),
+        )
 
 
 def reconstruct(
@@ -372,16 +429,15 @@ def reconstruct(
         RunError: the clients do not send this entry.
     """
     classes = senders.loaded.network.classes
-    progress(f"{entry.key}: asking", 0, 1)
+
+    def tell(what: str, done: int, total: int) -> None:
+        progress(f"{entry.key}: {what}", done, total)
+
+    tell("asking", 0, 1)
     others = torch.cat(
         [rows[:1] for rows in senders.pretended(entry, one_each(public, labels, classes))]
     )
-    generator = train_generator(
-        others,
-        public,
-        training,
-        lambda done, total: progress(f"{entry.key}: training the generator", done, total),
-    )
+    generator = train_generator(others, public, training, tell)
     if victims is None:
         victims = chosen_clients(senders.loaded, count, training.seed)
     rows = senders.real(entry, [client for client in victims if client != attacker])
@@ -451,80 +507,7 @@ def _of_client(
     classes = senders.loaded.network.classes
     client_data = one_each(targets.images, targets.labels, classes)
     samples = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)])
-    pairs = matched(
-        generator.standardised(sent),
-        generator.standardised(samples),
-        count,
-        stream(seed, "pairs", client),
-    )
+    rng, standardised = stream(seed, "pairs", client), generator.standardised
+    pairs = matched(standardised(sent), standardised(samples), count, rng)
     rows, images = torch.tensor(pairs).T
     return targets.take(images), sent[rows], samples[images]
-
-
-class _Measured:
-    """Computes the measurements of a reconstruction."""
-
-    def __init__(self, reconstruction: Reconstruction) -> None:
-        self._found = reconstruction
-        self._true = reconstruction.targets.images.float() / 255
-        self._true_points = perceptual_points(self._true)
-        self._points = {fed: perceptual_points(part) for fed, part in reconstruction.drawn.items()}
-        self._pairwise = {fed: self._of_pairs(fed) for fed in reconstruction.drawn}
-
-    def _of_pairs(self, fed: str) -> dict[str, Tensor]:
-        drawn, points = self._found.drawn[fed], self._points[fed]
-        scores = {name: work(drawn, self._true) for name, work in PAIRWISE.items()}
-        scores[PERCEPTUAL] = (points - self._true_points).square().sum(1)
-        retrieved = retrieval(points, self._true_points, self._found.targets.domains)
-        return scores | {"rank": retrieved.ranks}
-
-    def rows(self, domain_names: Sequence[str]) -> Iterator[ReconstructionRow | DifferenceRow]:
-        domains = self._found.targets.domains
-        for domain in domains.unique().tolist():
-            chosen = (domains == domain).nonzero().flatten()
-            yield from (self._row(fed, domain_names[domain], chosen) for fed in FED)
-        everything = torch.arange(len(domains))
-        yield from (self._row(fed, ALL, everything) for fed in FED)
-        yield from (self._difference(metric) for metric in self._pairwise[SENT])
-
-    def _row(
-        self, fed: Literal["sent", "sample", "unrelated"], domain: str, chosen: Tensor
-    ) -> ReconstructionRow:
-        reconstruction = self._found
-        pairwise = {name: values[chosen] for name, values in self._pairwise[fed].items()}
-        points = self._points[fed][chosen], self._true_points[chosen]
-        among = retrieval(*points, reconstruction.targets.domains[chosen])
-        rank = clustered_mean(pairwise["rank"], reconstruction.targets.clients[chosen]).within(0, 1)
-        return ReconstructionRow(
-            attacker=reconstruction.attacker,
-            entry=reconstruction.entry.key,
-            fed=fed,
-            domain=domain,
-            images=len(chosen),
-            clients=len(reconstruction.targets.clients[chosen].unique()),
-            psnr=float(pairwise["psnr"].mean()),
-            ssim=float(pairwise["ssim"].mean()),
-            scores={PERCEPTUAL: float(pairwise[PERCEPTUAL].mean())},
-            rank=rank.mean,
-            rank_low=rank.low,
-            rank_high=rank.high,
-            first=among.first,
-            first_chance=among.first_chance,
-            public=reconstruction.public,
-            seed=reconstruction.seed,
-        )
-
-    def _difference(self, metric: str) -> DifferenceRow:
-        clients = self._found.targets.clients
-        gap = self._pairwise[SAMPLE][metric] - self._pairwise[SENT][metric]
-        mean = clustered_mean(gap, clients)
-        return DifferenceRow(
-            attacker=self._found.attacker,
-            entry=self._found.entry.key,
-            metric=metric,
-            mean=mean.mean,
-            low=mean.low,
-            high=mean.high,
-            clients=len(clients.unique()),
-            images=len(clients),
-        )

@@ -18,7 +18,7 @@ from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Hooks
-from feddg.messages import Broadcast, EntrySchema, Message, SchemaContext, Update, Weights
+from feddg.messages import Broadcast, Message, SchemaContext, Update, Weights
 from feddg.methods.base import Method, Round, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
@@ -56,13 +56,11 @@ class SentEntry:
 
     Attributes:
         key: ``purpose/name`` as in the ledger; the name may end in ``*``.
-        what: its meaning, in the method's words.
         has_rows: whether the first dimension counts rows.
         names: names of the weights it consists of; empty for a separate entry.
     """
 
     key: str
-    what: str
     has_rows: bool = False
     names: tuple[str, ...] = ()
 
@@ -82,17 +80,11 @@ class SentEntry:
         Args:
             tensors: tensors of the message by name; for statistics, the weights.
         """
-        sent = [
-            tensors[name]
-            for name in (self.names or sorted(n for n in tensors if fnmatchcase(n, self.name)))
-            if name in tensors
-        ]
+        names = self.names or sorted(name for name in tensors if fnmatchcase(name, self.name))
+        sent = [tensors[name].detach().float().cpu() for name in names if name in tensors]
         if not sent:
             return None
-        vectors = [
-            tensor.detach().float().cpu().flatten(1 if self.has_rows else 0) for tensor in sent
-        ]
-        joined = torch.cat(vectors, dim=-1)
+        joined = torch.cat([part.flatten(1 if self.has_rows else 0) for part in sent], dim=-1)
         return hashed(joined if self.has_rows else joined[None]).clone()
 
     def of_update(self, update: Update) -> Tensor | None:
@@ -134,14 +126,19 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
     them separately (FedBN, SiloBN, FedIG).
     """
     context = SchemaContext(network.classes, 0, network.features_dimension)
-    entries = {
-        key: SentEntry(key, schema.what, _has_rows(schema, method, context))
-        for key, schema in method.sends.items()
-        if key not in Method.sends and _is_attackable(key, schema, method, context)
-    }
+    entries = {}
+    for key, schema in method.sends.items():
+        sent = key not in Method.sends and schema.sent_by(method)
+        if not sent or not key.startswith(("statistics/", "update/")):
+            continue
+        shape = schema.shape(method, context) if callable(schema.shape) else schema.shape
+        if schema.dtype.is_floating_point and (shape or schema.entry_of is not None):
+            first, *rest = shape or (0,)
+            of_sender = isinstance(first, str) and context.dimension(first) is None
+            entries[key] = SentEntry(key, of_sender or (first == 1 and len(rest) > 0))
     statistics = local_names(method, network) & statistics_names(network)
-    sent = statistics and has_global_model(method, network)
-    return entries | (_statistics(network) if sent else {})
+    shared = statistics and has_global_model(method, network)
+    return entries | (_statistics(network) if shared else {})
 
 
 def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict[str, SentEntry]:
@@ -190,28 +187,7 @@ def _statistics(network: Network) -> dict[str, SentEntry]:
     names = sorted(n for n in statistics_names(network) if state[n].is_floating_point())
     if not names:
         return {}
-    what = "the running means and variances of its normalisation layers, among the weights"
-    return {STATISTICS: SentEntry(STATISTICS, what, names=tuple(names))}
-
-
-def _is_attackable(key: str, schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
-    if not schema.sent_by(method):
-        return False
-    if not schema.dtype.is_floating_point or not key.startswith(("statistics/", "update/")):
-        return False
-    return schema.entry_of is not None or bool(_shape(schema, method, context))
-
-
-def _has_rows(schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
-    shape = _shape(schema, method, context)
-    first = shape[0] if shape else 0
-    of_sender = isinstance(first, str) and context.dimension(first) is None
-    return of_sender or (first == 1 and len(shape) > 1)
-
-
-def _shape(schema: EntrySchema, method: Method, context: SchemaContext) -> tuple[int | str, ...]:
-    shape = schema.shape(method, context) if callable(schema.shape) else schema.shape
-    return shape or ()
+    return {STATISTICS: SentEntry(STATISTICS, names=tuple(names))}
 
 
 @dataclass(frozen=True)
@@ -409,15 +385,11 @@ class Senders:
         Args:
             changes: changed fields of the training settings.
         """
-        alike = {"local_steps": min(MOST_STEPS, self._usual_steps()), "select_every": None}
-        train = self.loaded.worker.train.model_copy(update=alike | changes)
+        sizes, train = images_of(self.loaded).partition.sizes, self.loaded.worker.train
+        usual = steps_of_round(train, math.ceil(numpy.median(sizes[sizes > 0])))
+        alike = {"local_steps": min(MOST_STEPS, usual), "select_every": None}
+        train = train.model_copy(update=alike | changes)
         return replace(self.loaded.worker, train=train, augmentation=PLAIN, cache=None)
-
-    def _usual_steps(self) -> int:
-        """Returns the median number of steps of the run's clients in a round."""
-        sizes = images_of(self.loaded).partition.sizes
-        usual = math.ceil(numpy.median(sizes[sizes > 0]))
-        return steps_of_round(self.loaded.worker.train, usual)
 
     def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
@@ -439,9 +411,7 @@ class Senders:
 
     def labels(self, images: Tensor) -> Tensor:
         """Returns the run's model's predictions for images ``(n, 3, H, W)`` uint8: ``(n,)``."""
-        network = self.loaded.with_weights(self.loaded.server.state.weights)
-        assert isinstance(network, Network)
-        predictor = self.loaded.method.predictor(network).eval()
+        predictor = self.loaded.predictor(self.loaded.server.state.weights)
         device = self.loaded.worker.device
         with torch.inference_mode():
             parts = [predictor(as_unit(part, device)).argmax(1).cpu() for part in images.split(64)]

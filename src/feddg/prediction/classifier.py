@@ -13,7 +13,7 @@ import feddg
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import warn
-from feddg.errors import DataError, FeddgError, RunError, schema_faults
+from feddg.errors import DataError, RunError, schema_faults
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
@@ -206,20 +206,6 @@ def load_classifier(
     if adapt is not None or which is not None:
         raise RunError(f"{path} holds one model as it is; --adapt and --which are for run folders")
     return OnnxClassifier(Path(path))
-
-
-def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
-    """Raises an error if a model lacks one of these classes.
-
-    Raises:
-        FeddgError: the model lacks one of them.
-    """
-    strange = sorted(set(names) - set(model.class_names))
-    if strange:
-        raise FeddgError(
-            f"the model knows no class {strange[0]!r}; its classes are "
-            f"{', '.join(model.class_names)}: rename the folders, or remove those it cannot know"
-        )
 
 
 def image_files(named: Sequence[Path | str], left_out: list[Path] | None = None) -> Iterator[Path]:

@@ -201,13 +201,11 @@ def evaluate(
 
             print_details(details)
             typer.echo(f"report: {(folder / 'report.html').resolve()}")
-        if adapt is None and not options["personal"] and not predictions:
-            return
     if predictions:
         written = measured.write_image_results(folder, **of_model)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
-        if adapt is None and not options["personal"]:
-            return
+    if (about or predictions) and adapt is None and not options["personal"]:
+        return
     result = (measured.evaluate_run if as_json else measured.evaluate)(folder, adapt, **options)
     if as_json:
         print_json([score.model_dump() for score in result.scores])

@@ -6,7 +6,7 @@ see :func:`left_out_sites`. A few labels improve the estimate.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Final, NamedTuple
@@ -91,7 +91,8 @@ class Reference(Row):
             accuracy=1 - wrong / len(labels),
             temperature=temperature,
             confidence=confidence.mean(),
-            confidence_threshold=_passed_by_all_but(wrong, confidence),
+            # As many stay below it as are wrong.
+            confidence_threshold=numpy.append(numpy.sort(confidence), math.inf)[wrong],
             agreement=None if outputs.agreement is None else outputs.agreement.mean(),
             unlike=energy_threshold(torch.from_numpy(outputs.energy), INSIDE),
         )
@@ -116,11 +117,6 @@ def _log_sum(logits: numpy.ndarray) -> numpy.ndarray:
     return logsumexp(logits, axis=1)
 
 
-def _passed_by_all_but(wrong: int, scores: numpy.ndarray) -> float:
-    """Returns the score that ``wrong`` of them stay below."""
-    return float(numpy.sort(scores)[wrong]) if wrong < len(scores) else math.inf
-
-
 # Estimates of accuracy, each from the reference and what the model makes of unlabelled images.
 
 
@@ -130,46 +126,34 @@ class Estimator(NamedTuple):
     Attributes:
         title: its name.
         source: the paper it is from.
-        estimate: its value, in [0, 1]; None if its inputs are missing.
     """
 
     title: str
     source: str
-    estimate: Callable[[Reference, Outputs], float | None]
-
-
-def _moved(reference: Reference, before: float, now: float) -> float:
-    return min(1.0, max(0.0, reference.accuracy + now - before))
-
-
-def _confidence(reference: Reference, outputs: Outputs) -> float:
-    return float(outputs.confidence(reference.temperature).mean())
-
-
-def _thresholded(reference: Reference, outputs: Outputs) -> float:
-    passed = outputs.confidence(reference.temperature) >= reference.confidence_threshold
-    return float(passed.mean())
-
-
-def _agreement(reference: Reference, outputs: Outputs) -> float | None:
-    if outputs.agreement is None or reference.agreement is None:
-        return None
-    return _moved(reference, reference.agreement, float(outputs.agreement.mean()))
 
 
 ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "confidence": Estimator("mean confidence, temperature fitted", "Guo et al. 2017", _confidence),
-    "atc": Estimator("ATC", "Garg et al. 2022", _thresholded),
-    "doc": Estimator(
-        "DoC",
-        "Guillory et al. 2021",
-        lambda reference, outputs: _moved(
-            reference, reference.confidence, _confidence(reference, outputs)
-        ),
-    ),
-    "agreement": Estimator("agreement of models without a site", "Jiang et al. 2022", _agreement),
+    "confidence": Estimator("mean confidence, temperature fitted", "Guo et al. 2017"),
+    "atc": Estimator("ATC", "Garg et al. 2022"),
+    "doc": Estimator("DoC", "Guillory et al. 2021"),
+    "agreement": Estimator("agreement of models without a site", "Jiang et al. 2022"),
 }
 """The estimates whose mean is calibrated on sites."""
+
+
+def _estimates(reference: Reference, outputs: Outputs) -> dict[str, float]:
+    """Returns the estimate of each estimator that has its inputs, in [0, 1]."""
+    confidence = outputs.confidence(reference.temperature)
+    mean = float(confidence.mean())
+    found = {
+        "confidence": mean,
+        "atc": float((confidence >= reference.confidence_threshold).mean()),
+        "doc": reference.accuracy + mean - reference.confidence,
+    }
+    if outputs.agreement is not None and reference.agreement is not None:
+        agreement = float(outputs.agreement.mean())
+        found["agreement"] = reference.accuracy + agreement - reference.agreement
+    return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
 
 
 # Images unlike those of all sites. A new style makes a model as doubtful as another object does,
@@ -322,8 +306,7 @@ class Signals(Row):
         cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
     ) -> "Signals":
         """Asks every estimator; those without their inputs answer nothing."""
-        answers = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
-        estimates = {name: value for name, value in answers.items() if value is not None}
+        estimates = _estimates(reference, outputs)
         if familiar is None or outputs.maps is None:
             return cls(estimates=estimates)
         novelty, limit = familiar.novelty(outputs.maps), familiar.limit(len(outputs.maps))
@@ -363,6 +346,15 @@ class LeftOutSite(Row):
     images: int
     accuracy: float
     signals: Signals
+
+    @classmethod
+    def of(
+        cls, site: str, reference: Reference, outputs: Outputs, labels: numpy.ndarray
+    ) -> "LeftOutSite":
+        """Measures a model at a site, by its outputs on images with labels ``(n,)``."""
+        accuracy = float((outputs.predicted == labels).mean())
+        signals = Signals.of(reference, outputs)
+        return cls(site=site, images=len(labels), accuracy=accuracy, signals=signals)
 
 
 class Part(NamedTuple):
@@ -472,12 +464,7 @@ def left_out_sites(
         head, others = sums.head(site), sums.others(site) if agree else []
         before, outputs = outputs_of(seen, head, others), outputs_of(left_out, head, others)
         reference = Reference.of(before, seen.labels.numpy())
-        yield LeftOutSite(
-            site=names[site],
-            images=len(left_out.labels),
-            accuracy=float((outputs.predicted == left_out.labels.numpy()).mean()),
-            signals=Signals.of(reference, outputs),
-        )
+        yield LeftOutSite.of(names[site], reference, outputs, left_out.labels.numpy())
 
 
 # Single images, and a few labels.

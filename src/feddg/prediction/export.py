@@ -1,7 +1,6 @@
 """Exports a run's model: as a file that works without feddg, or a folder for Hugging Face's hub."""
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,48 +122,33 @@ def export_run(
         need("export", "ONNX", otherwise="use --torch")
     require_run(Path(run))
     trained = load_trained(run, which=which)
-    colours = trained.network.mean, trained.network.std
-    about = _description(describe_model(Path(run), trained), format, adapt, colours)
+    about = describe_model(Path(run), trained)
     if about.features is not None and format != "safetensors":
         raise RunError(f"{run} takes features, no images: share it by --hub, or use feddg predict")
     refuse_doubtful(about.diagnostics, strict)
-    model: nn.Module = trained.network
-    images = torch.empty(0)
-    if format != "safetensors":
+    changes: dict[str, object] = {"format": format}
+    if format == "safetensors" or adapt is not None:
+        # The threshold is for energies of the model as it was trained, which weights do not give.
+        changes["energy_threshold"] = None
+    if format == "safetensors":
+        model: nn.Module = trained.network
+        images = torch.empty(0)
+        if about.features is None:
+            colours = trained.network.mean, trained.network.std
+            mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
+            shape = f"(batch, 3, {about.image_size}, {about.image_size})"
+            changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
+    else:
         model = trained.predictor(adapt)
         images, real = images_to_check(trained.experiment)
-        checked = {"random_images": RANDOM_IMAGES, "real_images": real}
-        about = about.model_copy(update={"checked": checked})
+        changes |= {"outputs": OUTPUTS, "adaptation": adapt or OWN_WAY}
+        changes |= {"opset": OPSET} if format == "onnx" else {}
+        changes["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
+    about = about.model_copy(update=changes)
     gap = write_file(path, model, about, images)
     card = path.with_suffix(".md")
     _write_card(card, model_card(run, about))
     return Exported(path, card, about, len(images), gap)
-
-
-def _description(
-    about: ModelDescription,
-    format: Format,
-    adapt: str | None,
-    colours: tuple[Sequence[float], Sequence[float]],
-) -> ModelDescription:
-    """Returns the description of a run's model in a file, with an adaptation.
-
-    ``colours`` are the mean and standard deviation that its network expects.
-    """
-    changes: dict[str, object] = {"format": format}
-    if format == "safetensors":
-        changes["energy_threshold"] = None
-        if about.features is None:
-            mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
-            shape = f"(batch, 3, {about.image_size}, {about.image_size})"
-            changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
-        return about.model_copy(update=changes)
-    changes |= {"outputs": OUTPUTS, "adaptation": adapt or OWN_WAY}
-    if format == "onnx":
-        changes["opset"] = OPSET
-    if adapt is not None:  # the threshold is for energies of the model as it was trained
-        changes["energy_threshold"] = None
-    return about.model_copy(update=changes)
 
 
 def _check_place(path: Path, format: Format) -> None:

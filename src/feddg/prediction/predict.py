@@ -606,15 +606,7 @@ def _put_in_place(
     replace_file(out, lambda aside: write(aside, names, all_rows))
     doubtful = heapq.nsmallest(MOST_SHOWN, usable(), key=lambda row: row.confidence or 0.0)
     part.unlink()
-    scored = classifier.threshold is not None
+    scored = None if classifier.threshold is None else unlike
     return PredictedFiles(
-        out,
-        files,
-        failed,
-        unlike if scored else None,
-        continued,
-        classifier,
-        doubtful,
-        faults,
-        labels,
+        out, files, failed, scored, continued, classifier, doubtful, faults, labels
     )

@@ -82,6 +82,8 @@ MOST_OF_A_SITE: Final = 3000
 """Most training images of each site for classifiers without a site."""
 MOST_FAMILIAR: Final = 500
 """Most training images of each site that images are compared with for novelty."""
+Kind = Literal["domain", "client"]
+Models = Literal["features", "first features", "runs", "none"]
 
 
 class TravelFile(JsonFile):
@@ -100,8 +102,8 @@ class TravelFile(JsonFile):
     weights: str
     reference: Reference
     sites: tuple[LeftOutSite, ...]
-    kind: Literal["domain", "client"]
-    models: Literal["features", "first features", "runs", "none"]
+    kind: Kind
+    models: Models
 
     def at(self, signals: Signals, images: int) -> Estimate:
         """Returns the calibrated estimate at a new site, from the estimates that all sites have."""
@@ -138,10 +140,14 @@ class Recorder(RunClassifier):
     Attributes:
         others: classifiers that its answers are compared with.
         familiar: what its middle layers see in the sites' images; None before it is known.
+        batch_size: images per forward pass.
     """
 
-    def __init__(self, run: Path, device: str, which: str | None) -> None:
+    def __init__(
+        self, run: Path, device: str, which: str | None, batch_size: int = BATCH_SIZE
+    ) -> None:
         super().__init__(run, None, device, which)
+        self.batch_size = batch_size
         self.others: Sequence[Head] = ()
         self.familiar: Familiar | None = None
         self._seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
@@ -151,7 +157,7 @@ class Recorder(RunClassifier):
     def _look(self, maps: Tensor) -> None:
         self._middle = maps
 
-    def see(self, images: Tensor) -> Tensor:
+    def _see(self, images: Tensor) -> Tensor:
         """Returns the logits of images in [0, 1], and records what estimates need.
 
         Raises:
@@ -171,7 +177,7 @@ class Recorder(RunClassifier):
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
-        logits = self.see(self.inputs(pixels))
+        logits = self._see(self.inputs(pixels))
         return logits.softmax(1).numpy(), energy(logits).numpy()
 
     def taken(self) -> Outputs:
@@ -190,6 +196,21 @@ class Recorder(RunClassifier):
             torch.cat(maps).numpy(),
         )
 
+    def batches(self, images: Images, rows: numpy.ndarray) -> Iterator[Tensor]:
+        """Yields some rows of a run's images, in [0, 1]."""
+        for part in torch.from_numpy(rows).split(self.batch_size):
+            yield as_unit(images.pixels.gather(part, self.device))
+
+    def outputs(self, images: Images, rows: numpy.ndarray) -> Outputs:
+        """Returns the outputs for some rows of a run's images."""
+        for part in self.batches(images, rows):
+            self._see(part)
+        return self.taken()
+
+    def reference(self, images: Images, rows: numpy.ndarray) -> Reference:
+        """Measures the model on some rows of its run's validation images."""
+        return Reference.of(self.outputs(images, rows), images.table.labels[rows])
+
 
 def calibrate(
     run: Path,
@@ -197,7 +218,6 @@ def calibrate(
     *,
     beside: Sequence[Path | str] = (),
     cache: Path | None = None,
-    batch_size: int = BATCH_SIZE,
     progress: Progress = silent,
 ) -> TravelFile:
     """Leaves each of a run's sites out in turn, and stores the results in the run's folder.
@@ -213,7 +233,6 @@ def calibrate(
         model: its model; it receives the classifiers to compare its answers with.
         beside: similar runs that each held out another domain; then these are the models.
         cache: folder of decoded pixels; the user's cache by default.
-        batch_size: images per forward pass.
         progress: is told how far it is.
 
     Raises:
@@ -224,15 +243,16 @@ def calibrate(
     """
     cache = cache_folder(cache)
     images = _images(run, model.trained, cache, progress)
-    fixed_features, sums = not trains_features(model.trained), None
-    models: Literal["features", "first features", "runs", "none"] = "none"
+    fixed_features = not trains_features(model.trained)
     kind, names, numbers = _sites(images, model.trained)
     trained, validated = _staying(images, run)
-    sites: tuple[LeftOutSite, ...] = ()
+    models: Models = "none"
+    sites: list[LeftOutSite] = []
+    model.others = []
     if beside:
         models, kind = "runs", "domain"
-        left_out = (_held_out(Path(p), model, cache, batch_size, progress) for p in beside)
-        sites = tuple(site for of_run in left_out for site in of_run)
+        for other in beside:
+            sites += _held_out(Path(other), model, cache, progress)
         twice = [name for name, count in Counter(s.site for s in sites).items() if count > 1]
         if twice:
             raise RunError(f"several runs beside hold {twice[0]} out; name one for each domain")
@@ -242,19 +262,27 @@ def calibrate(
         count, seed = len(images.splits.train), model.trained.experiment.seed
         chosen = some_of_each(numbers, trained, MOST_OF_A_SITE, seed, "travel")
         train, validation = (
-            _part(model, images, rows[own_rows], numbers[own_rows], batch_size, progress)
+            _part(model, images, rows[own_rows], numbers[own_rows], progress)
             for own_rows in (chosen, count + validated)
         )
         sums = Sums(train, len(images.table.class_names))
-        sites = tuple(left_out_sites(sums, train, validation, names, agree=fixed_features))
-    model.others = sums.others() if fixed_features and sums is not None else []
-    reference = _reference(model, images, validated, batch_size)
-    model.familiar = _familiar(model, images, numbers, trained, batch_size)
-    models = models if sites else "none"
+        sites += left_out_sites(sums, train, validation, names, agree=fixed_features)
+        model.others = sums.others() if fixed_features else []
+    reference = model.reference(images, images.splits.id_val[validated])
+    model.familiar = _familiar(model, images, numbers, trained)
     calibration = TravelFile(
-        weights=model.weights, reference=reference, sites=sites, kind=kind, models=models
+        weights=model.weights,
+        reference=reference,
+        sites=tuple(sites),
+        kind=kind,
+        models=models if sites else "none",
     )
-    _write(run, calibration, model)
+    arrays = model.familiar.tensors()
+    if model.others:
+        arrays["weight"], arrays["bias"] = map(torch.stack, zip(*model.others))
+    with file_faults(RunError, f"Cannot write {run / TRAVEL}"):
+        replace_file(run / HEADS, lambda aside: save_file(arrays, aside))
+        replace_text(run / TRAVEL, calibration.to_text())
     return calibration
 
 
@@ -270,12 +298,7 @@ def _images(run: Path, trained: Trained, cache: Path, progress: Progress) -> Ima
 
 
 def _part(
-    model: Recorder,
-    images: Images,
-    rows: numpy.ndarray,
-    sites: numpy.ndarray,
-    batch_size: int,
-    progress: Progress,
+    model: Recorder, images: Images, rows: numpy.ndarray, sites: numpy.ndarray, progress: Progress
 ) -> Part:
     """Returns some rows with features that the run did not train."""
     network, classes = model.trained.network, len(images.table.class_names)
@@ -283,38 +306,31 @@ def _part(
         network = build(model.trained.experiment, classes)[1].to(model.device).eval()
     features: list[Tensor] = []
     with torch.inference_mode():
-        for part in torch.from_numpy(rows).split(batch_size):
-            progress("leaving sites out", len(features) * batch_size, len(rows))
-            pixels = as_unit(images.pixels.gather(part, model.device))
-            features.append(network.features(pixels).float().cpu())
+        for batch in model.batches(images, rows):
+            progress("leaving sites out", len(features) * model.batch_size, len(rows))
+            features.append(network.features(batch).float().cpu())
     labels = torch.from_numpy(images.table.labels[rows])
     return Part(torch.cat(features), labels, torch.from_numpy(sites))
 
 
-def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int) -> Outputs:
-    for part in torch.from_numpy(rows).split(batch_size):
-        model.see(as_unit(images.pixels.gather(part, model.device)))
-    return model.taken()
+def _owners(images: Images) -> numpy.ndarray:
+    """Returns the client of each training and validation image; -1 if it is nobody's."""
+    validation = numpy.full(len(images.splits.id_val), -1)
+    for client in range(len(images)):
+        if (examples := images[client].validation) is not None:
+            validation[numpy.isin(images.splits.id_val, examples.rows)] = client
+    return numpy.concatenate([images.partition.owners, validation])
 
 
 def _staying(images: Images, run: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Returns the places of training and validation images of clients that did not withdraw."""
-    gone, none = read_run(run).forgotten, numpy.zeros(0, numpy.int64)
-    parts = [images[client].validation for client in gone]
-    theirs = numpy.concatenate([none, *(p.rows.numpy() for p in parts if p is not None)])
-    stays = ~numpy.isin(images.partition.owners, gone)
-    return numpy.flatnonzero(stays), numpy.flatnonzero(~numpy.isin(images.splits.id_val, theirs))
-
-
-def _reference(
-    model: Recorder, images: Images, validated: numpy.ndarray, batch_size: int
-) -> Reference:
-    rows = images.splits.id_val[validated]
-    return Reference.of(_seen(model, images, rows, batch_size), images.table.labels[rows])
+    stays = ~numpy.isin(_owners(images), read_run(run).forgotten)
+    count = len(images.splits.train)
+    return numpy.flatnonzero(stays[:count]), numpy.flatnonzero(stays[count:])
 
 
 def _familiar(
-    model: Recorder, images: Images, numbers: numpy.ndarray, trained: numpy.ndarray, batch_size: int
+    model: Recorder, images: Images, numbers: numpy.ndarray, trained: numpy.ndarray
 ) -> Familiar:
     """Returns what the model sees in training images of each site."""
     rows, seed = images.splits.train, model.trained.experiment.seed
@@ -322,16 +338,14 @@ def _familiar(
     # A few images do not say what a site looks like.
     many = numpy.bincount(numbers[chosen]) >= LEAST_OF_A_FOLDER
     chosen = chosen[many[numbers[chosen]]] if many.any() else chosen
-    maps = _seen(model, images, rows[chosen], batch_size).maps
+    maps = model.outputs(images, rows[chosen]).maps
     return Familiar.of(numpy.array(maps), numbers[chosen], images.table.labels[rows[chosen]])
 
 
-def _held_out(
-    run: Path, like: Recorder, cache: Path, batch_size: int, progress: Progress
-) -> Iterator[LeftOutSite]:
+def _held_out(run: Path, like: Recorder, cache: Path, progress: Progress) -> Iterator[LeftOutSite]:
     """Yields the domains that a run held out, each evaluated with the run's model."""
     require_run(run)
-    model = Recorder(run, str(like.device), None)
+    model = Recorder(run, str(like.device), None, like.batch_size)
     method = model.trained.experiment.method.name
     if method != like.trained.experiment.method.name or model.class_names != like.class_names:
         raise RunError(
@@ -339,38 +353,24 @@ def _held_out(
         )
     images = _images(run, model.trained, cache, progress)
     table, rows = images.table, images.splits.test
-    reference = _reference(model, images, _staying(images, run)[1], batch_size)
     if not len(rows):
         raise RunError(f"{run} holds no domain out; name runs that did")
+    reference = model.reference(images, images.splits.id_val[_staying(images, run)[1]])
     for domain in numpy.unique(table.domains[rows]).tolist():
-        of_domain = rows[table.domains[rows] == domain]
-        progress(f"looking at {table.domain_names[domain]}", 0, len(of_domain))
-        outputs = _seen(model, images, of_domain, batch_size)
-        yield LeftOutSite(
-            site=table.domain_names[domain],
-            images=len(of_domain),
-            accuracy=float((outputs.predicted == table.labels[of_domain]).mean()),
-            signals=Signals.of(reference, outputs),
-        )
+        of_domain, name = rows[table.domains[rows] == domain], table.domain_names[domain]
+        progress(f"looking at {name}", 0, len(of_domain))
+        outputs = model.outputs(images, of_domain)
+        yield LeftOutSite.of(name, reference, outputs, table.labels[of_domain])
 
 
-def _sites(
-    images: Images, trained: Trained
-) -> tuple[Literal["domain", "client"], list[str], numpy.ndarray]:
+def _sites(images: Images, trained: Trained) -> tuple[Kind, list[str], numpy.ndarray]:
     """Returns the kind of sites, their names, and each training and validation image's site."""
     splits, table = images.splits, images.table
     domains = table.domains[numpy.concatenate([splits.train, splits.id_val])]
     several = len(numpy.unique(domains[: len(splits.train)])) > 1
     if several or trained.experiment.clients.partition not in REAL_CLIENTS:
         return "domain", list(table.domain_names), domains
-    place = {row: number for number, row in enumerate(splits.id_val.tolist())}
-    validation = numpy.full(len(splits.id_val), -1)
-    for client in range(len(images.partition)):
-        examples = images[client].validation
-        rows = [] if examples is None else examples.rows.tolist()
-        validation[[place[row] for row in rows]] = client
-    names = [client_name(client) for client in range(len(images.partition))]
-    return "client", names, numpy.concatenate([images.partition.owners, validation])
+    return "client", [client_name(client) for client in range(len(images))], _owners(images)
 
 
 def trains_features(trained: Trained) -> bool:
@@ -378,16 +378,6 @@ def trains_features(trained: Trained) -> bool:
     names = [name for name, _ in trained.network.named_parameters()]
     features = {name for name in names if name.startswith(("featurizer.", "embedding."))}
     return not features <= trained.network.frozen
-
-
-def _write(run: Path, calibration: TravelFile, model: Recorder) -> None:
-    assert model.familiar is not None
-    arrays = model.familiar.tensors()
-    if model.others:
-        arrays["weight"], arrays["bias"] = map(torch.stack, zip(*model.others))
-    with file_faults(RunError, f"Cannot write {run / TRAVEL}"):
-        replace_file(run / HEADS, lambda aside: save_file(arrays, aside))
-        replace_text(run / TRAVEL, calibration.to_text())
 
 
 class NewSite(NamedTuple):
@@ -638,12 +628,10 @@ def travel(
         fault = "--choose needs --labels" if labels is None else f"{labels} exists"
         raise DataError(f"{fault}; name a new file for the images to label")
     total = count_files(named)  # raises where there are none, before anything that takes time
-    model = Recorder(path, device, which)
+    model = Recorder(path, device, which, batch_size)
     kept = None if beside else read_calibration(path, model)
-    kept = kept or calibrate(
-        path, model, beside=beside, cache=cache, batch_size=batch_size, progress=progress
-    )
-    rows, failed = _answers(model, named, total, batch_size, progress)
+    kept = kept or calibrate(path, model, beside=beside, cache=cache, progress=progress)
+    rows, failed = _answers(model, named, total, progress)
     outputs, files = model.taken(), [row.file for row in rows]
     signals = Signals.of(kept.reference, outputs, model.familiar)
     without = kept.at(signals, len(files))
@@ -653,7 +641,9 @@ def travel(
     chosen = images_to_label(confidence, choose)
     places, right = numpy.zeros(0, int), numpy.zeros(0, bool)
     if choose:
-        _write_labels(Path(labels or ""), [files[place] for place in numpy.sort(chosen).tolist()])
+        to_label = [[files[place], ""] for place in numpy.sort(chosen).tolist()]
+        with file_faults(DataError, f"cannot write {labels}"):
+            replace_text(Path(labels or ""), as_csv([["file", "label"], *to_label]))
     elif labels:
         places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
         expected = with_labels(without, chances, places, right)
@@ -673,31 +663,23 @@ def travel(
         )
         for place in numpy.argsort(confidence if refused else chances, kind="stable").tolist()
     ]
-    answer = Travel(
-        None if refused else expected,
-        None if refused else without,
-        labelled,
-        needed,
-        kept,
-        signals,
-        list(_classes(model.class_names, outputs.predicted, places, right)),
-        risks,
-        failed,
-        advice,
-        model,
-    )
+    classes = list(_classes(model.class_names, outputs.predicted, places, right))
+    told: tuple[Estimate | None, Estimate | None] = (expected, without)
+    if refused:
+        told = None, None
+    answer = Travel(*told, labelled, needed, kept, signals, classes, risks, failed, advice, model)
     if html is not None:
         function("write_travel_page")(answer, html, run, images)
     return answer
 
 
 def _answers(
-    model: Recorder, named: Sequence[Path | str], total: int, batch_size: int, progress: Progress
+    model: Recorder, named: Sequence[Path | str], total: int, progress: Progress
 ) -> tuple[list[Prediction], int]:
     """Returns the answers for all usable images, and the number of unusable files."""
     rows: list[Prediction] = []
     failed = done = 0
-    predictor = predictor_of(model, named, batch_size)
+    predictor = predictor_of(model, named, model.batch_size)
     for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
             rows += [row for row in predictions if row.reason is None]
@@ -824,8 +806,7 @@ def _labelled(
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Returns which images have a label, and whether the model is right there."""
     place = {name: number for number, name in enumerate(files)}
-    places: list[int] = []
-    right: list[bool] = []
+    right: dict[int, bool] = {}
     table = read_columns(path, ("file", "label"))
     for index, (name, label) in enumerate(zip(table["file"], table["label"])):
         if not label:
@@ -837,13 +818,7 @@ def _labelled(
                 f"{table.row(index)}: the model knows no class {label!r}; its classes are "
                 f"{', '.join(class_names)}"
             )
-        if place[name] in places:
+        if place[name] in right:
             raise DataError(f"{table.row(index)}: {name} appears twice")
-        places.append(place[name])
-        right.append(class_names[predicted[place[name]]] == label)
-    return numpy.array(places, int), numpy.array(right, bool)
-
-
-def _write_labels(path: Path, files: Sequence[str]) -> None:
-    with file_faults(DataError, f"cannot write {path}"):
-        replace_text(path, as_csv([["file", "label"], *([file, ""] for file in files)]))
+        right[place[name]] = class_names[predicted[place[name]]] == label
+    return numpy.array([*right], int), numpy.array([*right.values()], bool)

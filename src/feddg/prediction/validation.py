@@ -1,6 +1,5 @@
 """Validates a model at a site that took no part; only counts that are safe to release are kept."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +12,12 @@ from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
-from feddg.errors import DataError
+from feddg.errors import DataError, FeddgError
 from feddg.evaluation.intervals import effective_number, wilson
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
+from feddg.prediction.classifier import load_classifier
 from feddg.prediction.model_file import ModelIdentity
-from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
+from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, predict_batches
 from feddg.records import JsonFile, Row
 from feddg.storage import replace_text
 
@@ -80,11 +79,8 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
             _fill(cells, hidden[row], smallest)
     released = smallest <= 1 or _make_correct_tellable(confusion, hidden, hidden_rows, smallest)
     return Released(
-        [
-            [None if hide else int(count) for count, hide in zip(*row)]
-            for row in zip(confusion, hidden)
-        ],
-        [None if hide else int(count) for count, hide in zip(images, hidden_rows)],
+        numpy.ma.masked_array(confusion, hidden).tolist(),
+        numpy.ma.masked_array(images, hidden_rows).tolist(),
         total,
         int(confusion.trace()) if released else None,
     )
@@ -213,14 +209,20 @@ def validate(
     root = Path(images)
     table = load_source("folder", root) if domain is None else from_class_folders(root, domain)
     table = with_groups(table, None)  # patients of DICOM files
-    unknown_classes(classifier, table.class_names)
+    strange = sorted({*table.class_names} - {*classifier.class_names})
+    if strange:
+        raise FeddgError(
+            f"the model knows no class {strange[0]!r}; its classes are "
+            f"{', '.join(classifier.class_names)}: rename the folders, or remove those it cannot "
+            "know"
+        )
     about = classifier.description
     depths = survey(table, about.reading).depths
     whites = {n: depth_of_white(used, about.known_depths) for n, used in depths.items()}
-    domains = [
-        _domain(classifier, table, name, whites.get(name, about.bits), hide_below, batch_size)
-        for name in table.domain_names
-    ]
+    domains = []
+    for name in table.domain_names:
+        predictor = BatchPredictor(classifier, whites.get(name, about.bits), batch_size)
+        domains.append(_domain(predictor, table, name, hide_below))
     measured = ValidationFile(
         feddg=feddg.__version__,
         model=ModelIdentity.model_validate(dict(classifier.identity)),
@@ -235,27 +237,30 @@ def validate(
 
 
 def _domain(
-    classifier: ImageClassifier,
-    table: ImageTable,
-    name: str,
-    bits: int,
-    hide_below: int,
-    batch_size: int,
+    predictor: BatchPredictor, table: ImageTable, name: str, hide_below: int
 ) -> DomainValidation:
-    classes = len(classifier.class_names)
-    confusion = numpy.zeros((classes, classes), numpy.int64)
+    assert table.root is not None
+    rows = numpy.flatnonzero(table.domains == table.domain_id(name))
+    classifier = predictor.classifier
+    place = {of: number for number, of in enumerate(classifier.class_names)}
+    confusion = numpy.zeros((len(place), len(place)), numpy.int64)
     unusable = unlike = 0
     confidence = 0.0
     right, files = [], []
-    for file, label, answer in _answers(classifier, table, name, bits, batch_size):
-        if answer.label is None:
-            unusable += 1
-            continue
-        confusion[label, classifier.class_names.index(answer.label)] += 1
-        right.append(float(classifier.class_names[label] == answer.label))
-        files.append(file)
-        confidence += answer.confidence or 0.0
-        unlike += answer.unlike_training is True
+    labels = [table.class_names[label] for label in table.labels[rows]]
+    paths = [table.root / Tile.named(table.paths[row]).file for row in rows.tolist()]
+    batches = predict_batches(predictor, paths)
+    answered = (answers for batch in batches for _, answers in batch)
+    for file, (label, answers) in enumerate(zip(labels, answered)):
+        for answer in answers:
+            if answer.label is None:
+                unusable += 1
+                continue
+            confusion[place[label], place[answer.label]] += 1
+            right.append(float(label == answer.label))
+            files.append(file)
+            confidence += answer.confidence or 0.0
+            unlike += answer.unlike_training is True
     if not confusion.any():
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
     # More tiles than the largest files have, all but one of so many, are of so many files at least.
@@ -263,7 +268,6 @@ def _domain(
     least = max(hide_below, int(largest.sum()) + 1)
     released = release(confusion, least)
     accuracy = None if released.correct is None else released.correct / released.total
-    rows = numpy.flatnonzero(table.domains == table.domain_id(name))
     groups = (rows if table.groups is None else table.groups[rows])[files]  # tiles are their file's
     alone = len(numpy.unique(groups)) == len(groups)
     independent = effective_number(numpy.array(right), None if alone else groups)
@@ -285,19 +289,3 @@ def _domain(
         or any(0 < part < least for part in (unlike, released.total - unlike))
         else unlike,
     )
-
-
-def _answers(
-    classifier: ImageClassifier, table: ImageTable, domain: str, bits: int, batch_size: int
-) -> Iterator[tuple[int, int, Prediction]]:
-    """Yields number of the file, true class id and prediction for every image of a domain."""
-    assert table.root is not None
-    rows = numpy.flatnonzero(table.domains == table.domain_id(domain)).tolist()
-    place = {name: i for i, name in enumerate(classifier.class_names)}
-    labels = [place[table.class_names[table.labels[row]]] for row in rows]
-    files = [table.root / Tile.named(table.paths[row]).file for row in rows]
-    batches = predict_batches(BatchPredictor(classifier, bits, batch_size), files)
-    answers = (predictions for batch in batches for _, predictions in batch)
-    for file, (label, predictions) in enumerate(zip(labels, answers)):
-        for prediction in predictions:
-            yield file, label, prediction
