@@ -140,32 +140,27 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     Raises:
         DataError: the images cannot be used with these settings.
     """
-    data = experiment.data
+    data, bad = experiment.data, list[BadImageRow]()
     table = load_images_of(data)
-    root = table.root if _refuses_copies(data) or _keeps_copies_together(data) else None
+    root = table.root if _keeps_copies_together(data) else None
     contents = images_file(table, None if root is None else ContentHashes(root, cache))
+    if root is not None:
+        cells = list(zip(table.labels.tolist(), table.domains.tolist()))
+        unusable = {
+            row
+            for rows in groups_of_copies(table.paths, _hashes(table, contents, data))
+            if len({cells[row] for row in rows}) > 1
+            and not is_readable(root / table.paths[rows[0]])
+            for row in rows
+        }
+        paths = [table.paths[row] for row in sorted(unusable)]
+        bad = [BadImageRow(path=path, reason="cannot be read") for path in paths]
+        table = table.take([row for row in range(len(table)) if row not in unusable])
+    if data.tile is not None and table.root is not None:
+        with quiet_pillow(tiled=True):
+            table = cut(table, data.tile)  # a row for every tile
     pixels = ArrayPixels(numpy.empty((0, data.image_size, data.image_size, 3), numpy.uint8))
-    loaded = Loaded(table, pixels, [], contents, {}, Survey({}, {}), Reading.of(data))
-    if root is None:
-        return _with_tiles(loaded, data)
-    cells = list(zip(table.labels.tolist(), table.domains.tolist()))
-    unusable = {
-        row
-        for rows in groups_of_copies(table.paths, _hashes(table, contents, data))
-        if len({cells[row] for row in rows}) > 1 and not is_readable(root / table.paths[rows[0]])
-        for row in rows
-    }
-    rest = table.take([row for row in range(len(table)) if row not in unusable])
-    bad = [BadImageRow(path=table.paths[row], reason="cannot be read") for row in sorted(unusable)]
-    return _with_tiles(loaded._replace(table=rest, bad=bad), data)
-
-
-def _with_tiles(loaded: Loaded, data: DataSettings) -> Loaded:
-    """Returns images with a row for every tile, if they are cut."""
-    if data.tile is None or loaded.table.root is None:
-        return loaded
-    with quiet_pillow(tiled=True):
-        return loaded._replace(table=cut(loaded.table, data.tile))
+    return Loaded(table, pixels, bad, contents, {}, Survey({}, {}), Reading.of(data))
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -195,12 +190,16 @@ def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
 
 
 def split_diagnostics(
-    experiment: Experiment, loaded: Loaded, splits: Splits | None
+    experiment: Experiment, loaded: Loaded, images: "Images | None"
 ) -> list[Diagnostic]:
-    """Returns warnings about the split of an experiment's images, and about copies."""
-    data, roles = experiment.data, experiment.hold_out
+    """Returns warnings about copies and, of images that are dealt, about the split and clients.
+
+    Those are about clients that dominate, and groups on both sides of the split or at several
+    sites.
+    """
+    data, roles, table = experiment.data, experiment.hold_out, loaded.table
     diagnostics: list[Diagnostic] = []
-    table = loaded.table
+    splits = None if images is None else images.splits
     if splits is not None:
         rounds, evaluate = experiment.train.rounds, experiment.evaluate
         evaluated = sum(evaluate.after(round, rounds) for round in range(1, rounds + 1))
@@ -213,6 +212,9 @@ def split_diagnostics(
         refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
         hashes = _hashes(table, loaded.contents, data)
         diagnostics += about_copies(table, files, hashes, splits, refuse, hides_images)
+    if images is not None:
+        diagnostics += about_clients(images.partition.sizes.tolist())
+        diagnostics += about_groups(images.table, images.splits, images.partition.owners)
     return diagnostics
 
 
@@ -343,12 +345,6 @@ def images_of(federation: Federation) -> Images:
     return federation.clients
 
 
-def client_diagnostics(images: Images) -> Iterator[Diagnostic]:
-    """Reports clients that dominate, and groups on both sides of the split or at several sites."""
-    yield from about_clients(images.partition.sizes.tolist())
-    yield from about_groups(images.table, images.splits, images.partition.owners)
-
-
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
     """Loads, splits and partitions the experiment's images.
 
@@ -358,8 +354,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     loaded = load_table(experiment, cache, progress)
     emit(*table_diagnostics(loaded))
     images = deal(experiment, loaded)
-    emit(*split_diagnostics(experiment, loaded, images.splits))
-    emit(*client_diagnostics(images))
+    emit(*split_diagnostics(experiment, loaded, images))
     return images
 
 
