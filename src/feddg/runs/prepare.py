@@ -220,11 +220,11 @@ def split_diagnostics(
 
 def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
     """Reports near copies of training images in validation or test sets; reads all pixels once."""
-    table, contents = images.table, images.contents
-    alike = DATA_SETS.find(experiment.data.source).alike
+    table, data = images.table, experiment.data
+    alike = DATA_SETS.find(data.source).alike
     searched = table.root is not None or alike or isinstance(images.pixels, Vectors)
-    if experiment.data.duplicates != "ignore" and searched and contents is not None:
-        hashes = _hashes(table, contents, experiment.data)
+    if data.duplicates != "ignore" and searched:
+        hashes = _hashes(table, images.contents, data)
         yield from about_near_copies(images.pixels, table.paths, hashes, images.splits, alike)
 
 
@@ -264,11 +264,11 @@ class Images(Clients):
     bad: list[BadImageRow]
     splits: Splits
     partition: Partition
-    seed: int = 0
-    steps: int | None = None
-    contents: ImagesFile | None = None
-    natural: bool = False
-    units: numpy.ndarray | None = None
+    seed: int
+    steps: int | None
+    contents: ImagesFile
+    natural: bool
+    units: numpy.ndarray | None
 
     def __len__(self) -> int:
         """The number of clients."""
