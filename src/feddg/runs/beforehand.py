@@ -30,14 +30,10 @@ from feddg.models.backbones import require_weights
 from feddg.privacy.building import build_defences
 from feddg.records import ClientsTable
 from feddg.runs.execute import is_complete
-from feddg.runs.prepare import (
-    cache_folder,
-    deal,
-    load_undecoded,
-    split_diagnostics,
-)
+from feddg.runs.prepare import deal, load_undecoded, split_diagnostics
 from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.settings import IMAGENET, ModelSettings, merge
+from feddg.storage import cache_folder
 from feddg.text import counted
 
 

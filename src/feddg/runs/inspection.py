@@ -17,7 +17,6 @@ from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.experiment import Experiment, expand
 from feddg.records import ClientsTable
 from feddg.runs.prepare import (
-    cache_folder,
     deal,
     is_split,
     load_table,
@@ -26,6 +25,7 @@ from feddg.runs.prepare import (
     table_diagnostics,
 )
 from feddg.settings import merge
+from feddg.storage import cache_folder
 from feddg.text import counted, print_line
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
