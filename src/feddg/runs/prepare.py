@@ -253,10 +253,10 @@ class Images(Clients):
         seed: the experiment's seed.
         steps: a client's optimizer steps per round, if the partition determines them; None if the
             experiment does.
-        contents: the record of these images, for the run's folder.
         natural: whether clients are the real holders of images, so that each has its own in-domain
             validation images.
         units: ``(n,)`` the group of each row in its domain, which is never split; None without.
+        contents: the record of these images, for the run's folder.
     """
 
     table: ImageTable
@@ -266,9 +266,9 @@ class Images(Clients):
     partition: Partition
     seed: int
     steps: int | None
-    contents: ImagesFile
     natural: bool
     units: numpy.ndarray | None
+    contents: ImagesFile
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -400,8 +400,8 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
     if method_class(experiment.method.name).gathers_images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    seed, contents = experiment.seed, loaded.contents
-    return Images(*loaded[:3], splits, share, seed, steps, contents, natural, units)
+    parts = (splits, share, experiment.seed, steps, natural, units)
+    return Images(*loaded[:3], *parts, loaded.contents)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
