@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -675,12 +676,10 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, obj
 
 def free_memory() -> int | None:
     """Returns the memory available to programs in bytes; None if unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            available = next((line for line in file if line.startswith("MemAvailable")), None)
-    except OSError:
-        return None
-    return None if available is None else int(available.split()[1]) * 1024
+    with suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text("ascii")):
+            return int(found[1]) * 1024
+    return None
 
 
 def give_memory_back() -> bool:
