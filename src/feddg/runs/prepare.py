@@ -401,8 +401,8 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
     if method_class(experiment.method.name).gathers_images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    parts = (splits, share, experiment.seed, steps, natural, units)
-    return Images(*loaded[:3], *parts, loaded.contents)
+    seed = experiment.seed
+    return Images(*loaded[:3], splits, share, seed, steps, natural, units, loaded.contents)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
