@@ -30,15 +30,10 @@ from feddg.models.backbones import require_weights
 from feddg.privacy.building import build_defences
 from feddg.records import ClientsTable
 from feddg.runs.execute import is_complete
-from feddg.runs.prepare import (
-    cache_folder,
-    client_diagnostics,
-    deal,
-    load_undecoded,
-    split_diagnostics,
-)
+from feddg.runs.prepare import deal, load_undecoded, split_diagnostics
 from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.settings import IMAGENET, ModelSettings, merge
+from feddg.storage import cache_folder
 from feddg.text import counted
 
 
@@ -162,8 +157,7 @@ def forecast(experiment: Experiment, cache: Path | None = None) -> Forecast:
     loaded = load_undecoded(experiment, cache_folder(cache))
     table, size = loaded.table, experiment.data.image_size
     images = deal(experiment, loaded)
-    diagnostics = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]
-    diagnostics += client_diagnostics(images)
+    diagnostics = [*about_labels(table), *split_diagnostics(experiment, loaded, images)]
     emit(*(diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()

@@ -18,29 +18,11 @@ from feddg.methods.domains import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
 from feddg.runs.reading import Run, going_on, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
-from feddg.settings import IMAGENET, grouped
+from feddg.settings import IMAGENET
 from feddg.text import counted
 
-NEARLY_ALL: Final = 0.8
-"""Share of predictions above which nearly all are of one class ..."""
-TOO_OFTEN: Final = 0.2
-"""... if that class is predicted this much more often than it occurs."""
-WINDOW: Final = 3
-"""Steps between evaluations at the end of a run: a third of all, at least this many ..."""
-LEAST_STEPS: Final = 2
-"""... or all steps of a short run, at least this many."""
-ONE_WAY: Final = 0.75
-"""Accuracy is rising if at least this part of all its movement is upwards ..."""
 LEAST_RISE: Final = 0.01
-"""... by at least this much in total ..."""
-UP_AND_DOWN: Final = 0.05
-"""Accuracy fluctuates if it both rises and falls by more than this between evaluations ..."""
-NOT_LEVELLED: Final = 0.25
-"""... and its last third has at least this part of the mean pace."""
-FAR_ABOVE: Final = 10
-"""A learning rate this many times the preset's is reported if nothing was learned."""
-ABOVE_GUESSING: Final = 1.2
-"""Training diverged if the cross-entropy is this many times that of guessing."""
+"""Accuracy rises or falls if it does by at least this much."""
 
 
 MAJORITY: Final = "no-better-than-majority-class"
@@ -49,14 +31,10 @@ UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
 UNSTEADY: Final = "rounds-fluctuate"
 FALLS: Final = "validation-falls"
-NOISES: Final = 3
-"""A fall counts if it is so many times the noise of the curve's means over a third of it."""
 NOTHING_GAINED: Final = "nothing-over-the-closed-form"
 DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
-LEAST_GAP: Final = 0.35
-"""Difference of accuracy between seen and unseen domains above which it is reported."""
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
@@ -140,18 +118,17 @@ def split_accuracy(
     constant = table.value(metric="largest_class_share")
     balanced = table.value(metric="balanced_accuracy")
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
-    confusions = [counts for counts in confusions if counts.sum() > 0]
+    found = [row.support or (whole or table).support(split, row.domain) for row in rows]
+    supports = [numpy.array(support, dtype=float) for support in found if support]
+    predicted = interval = None
     if len(confusions) == len(rows):
-        supports = [counts.sum(axis=1) for counts in confusions]
         shares = [counts.sum(axis=0) / counts.sum() for counts in confusions]
         predicted = numpy.mean(shares, axis=0).tolist()
         interval = _balanced_interval(confusions, rows)
-    else:
-        found = [(whole or table).support(split, row.domain) for row in rows]
-        supports = [numpy.array(support, dtype=float) for support in found if support]
-        if balanced is None or len(supports) < len(rows):
-            return SplitAccuracy(round_, accuracy, constant, balanced)
-        predicted, interval = None, ShareInterval(balanced, balanced, balanced)
+    elif balanced is not None and len(supports) == len(rows):
+        interval = ShareInterval(balanced, balanced, balanced)
+    if interval is None:
+        return SplitAccuracy(round_, accuracy, constant, balanced)
     true = numpy.mean([support / support.sum() for support in supports], axis=0)
     return SplitAccuracy(
         round=round_,
@@ -253,7 +230,7 @@ def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagno
         return
     index, share = result.most_predicted
     true = result.true[index]
-    if share >= NEARLY_ALL and share - true >= TOO_OFTEN:
+    if share >= 0.8 and share - true >= 0.2:
         name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
         yield note(
             ONE_CLASS,
@@ -287,7 +264,7 @@ def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diag
     accuracies = (table.value(part) for part in (ID_TEST, ID_VAL))
     seen = next((value for value in accuracies if value is not None), 0.0)
     gap = seen - result.accuracy.share
-    if round(gap, 6) >= LEAST_GAP:
+    if round(gap, 6) >= 0.35:
         yield note(
             FAR_BELOW_SEEN,
             f"On unseen domains the model is right for {result.accuracy.share:.1%} of the images, "
@@ -300,12 +277,13 @@ def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diag
 def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
     steps = _end_steps(table, split)
-    if result.round != table.round or len(steps) < LEAST_STEPS:
+    if result.round != table.round or not steps:
         return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
     latest = steps[-max(1, len(steps) // 3) :]
-    levelled = math.fsum(latest) / len(latest) < NOT_LEVELLED * rise / len(steps)
-    if rise < LEAST_RISE or rise < ONE_WAY * path or levelled:
+    # It has levelled off if its last third has less than a quarter of the mean pace.
+    levelled = math.fsum(latest) / len(latest) < 0.25 * rise / len(steps)
+    if rise < LEAST_RISE or rise < 0.75 * path or levelled:
         return
     rounds = table.rounds[-1] - table.rounds[-1 - len(steps)]
     yield note(
@@ -319,10 +297,10 @@ def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[D
 def _unsteady(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
     steps = _end_steps(table, split)
-    if result.round != table.round or len(steps) < LEAST_STEPS:
+    if result.round != table.round or not steps:
         return
     back = min(max(steps), -min(steps))
-    if back > max(UP_AND_DOWN, result.accuracy.high - result.accuracy.low):
+    if back > max(0.05, result.accuracy.high - result.accuracy.low):
         yield note(
             UNSTEADY,
             f"Accuracy goes up and down by {100 * back:.1f} points and more between the last "
@@ -351,7 +329,7 @@ def _falls(table: NumberTable) -> Sequence[Diagnostic]:
     bends = numpy.abs(numpy.diff(values, 2)).tolist() or [0.0]
     noise = statistics.median(bends) / (0.6745 * math.sqrt(6 * width))
     # Of a few rounds the peak itself is half of the bends.
-    if fall <= max(LEAST_RISE, error, noise * (NOISES if width > 1 else 1)):
+    if fall <= max(LEAST_RISE, error, noise * (3 if width > 1 else 1)):
         return []
     first, last = (curve[at + width - 1][0] for at in (best, len(means) - 1))
     return [
@@ -378,17 +356,20 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
         table: numbers of one round.
     """
     at_chance: dict[str, Diagnostic] = {}
-    trained = [table.where(weights=LAST, split=split) for split in (ID_VAL, ID_TEST)]
-    rows = grouped((row.domain, row) for part in trained for row in part.where(metric="accuracy"))
-    for domain, parts in rows.items() if table.round else ():
-        rest = [row for name, others in rows.items() if name != domain for row in others]
+    splits = [table.where(weights=LAST, split=split) for split in (ID_VAL, ID_TEST)]
+    trained = NumberTable(row for part in splits for row in part)
+    for domain, own in trained.by("domain").items() if table.round else ():
+        parts = own.where(metric="accuracy").rows
+        rest = [row for row in trained.where(metric="accuracy") if row.domain != domain]
         result, others = _pooled(parts), _pooled(rest)
-        chance = _largest_share(parts, trained)
-        if result is None or others is None or chance is None or result.low > chance:
+        largest = own.where(metric="largest_class_share")
+        if result is None or others is None or len(largest) < len(parts):
             continue
+        chance = math.fsum(row.value * row.examples for row in largest)
+        chance /= sum(row.examples for row in largest)
         # Of rare classes much may be known where the share of the largest is hard to beat.
-        balanced = [part.values("balanced_accuracy").get(domain, 0.0) for part in trained]
-        if max(balanced) >= learned_from(0.5):
+        balanced = [row.value for row in own.where(metric="balanced_accuracy")]
+        if result.low > chance or max(balanced, default=0.0) >= learned_from(0.5):
             continue
         learned = others.low >= learned_from(chance)
         if learned and result.high < (chance + others.low) / 2:
@@ -420,16 +401,6 @@ def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
     return wilson(share, math.fsum(row.effective for row in rows))
 
 
-def _largest_share(rows: Sequence[NumberRow], trained: Sequence[NumberTable]) -> float | None:
-    """Returns the accuracy of predicting each row's largest class; None if one is unknown."""
-    known = {table.rows[0].split: table.values("largest_class_share") for table in trained if table}
-    shares = [known[row.split].get(row.domain) for row in rows]
-    if any(share is None for share in shares):
-        return None
-    parts = [(share or 0.0) * row.examples for share, row in zip(shares, rows)]
-    return math.fsum(parts) / sum(row.examples for row in rows)
-
-
 def fluctuation(table: NumberTable, split: str = TEST) -> float | None:
     """Returns how much accuracy fluctuates between evaluations at the end of a run.
 
@@ -437,7 +408,7 @@ def fluctuation(table: NumberTable, split: str = TEST) -> float | None:
     a share in [0, 1]; None if there are too few steps.
     """
     steps = _end_steps(table, split)
-    if len(steps) < LEAST_STEPS:
+    if not steps:
         return None
     trend = math.fsum(steps) / len(steps)
     return math.fsum(abs(step - trend) for step in steps) / len(steps)
@@ -460,11 +431,14 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
 
 
 def _end_steps(table: NumberTable, split: str) -> list[float]:
-    """Returns the steps between evaluations at the end, without that from the untrained model."""
+    """Returns the steps between evaluations at the end, without that from the untrained model.
+
+    They are a third of all, at least three, or all of a short run; none if they tell nothing.
+    """
     values = [value for round_, value in table.curve(split).items() if round_ > 0]
     curve = [value for value in values if math.isfinite(value)]
     steps = [after - before for before, after in pairwise(curve)]
-    return steps[-max(WINDOW, len(steps) // 3) :]
+    return steps[-max(3, len(steps) // 3) :] if len(steps) >= 2 else []
 
 
 # Why a model may have learned nothing, from what its run shows.
@@ -472,10 +446,6 @@ def _end_steps(table: NumberTable, split: str) -> list[float]:
 
 FEW_ROUNDS: Final = 50
 """At most this many rounds are too few if the training loss still falls."""
-STILL_FALLS: Final = 0.02
-"""It still falls if its last third is lower than the third before by this part of it."""
-FEW_TO_LEARN_FROM: Final = 100
-"""Fewer training images per class than this, over all clients, are few."""
 
 
 class Cause(NamedTuple):
@@ -525,11 +495,11 @@ def _signs_of_a_large_rate(run: Run) -> str:
     loss, classes = terms.get("cross_entropy"), len(run.clients.classes) if run.clients else 0
     guessing = math.log(classes) if classes > 1 else math.inf
     signs = []
-    if usual is not None and rate >= FAR_ABOVE * usual:
+    if usual is not None and rate >= 10 * usual:
         signs.append(f"it is {rate:g}, where the preset has {usual:g}")
     if loss is not None and not math.isfinite(loss):
         signs.append("the training loss is not finite")
-    elif loss is not None and loss > ABOVE_GUESSING * guessing:
+    elif loss is not None and loss > 1.2 * guessing:
         signs.append(f"the training loss ended at {loss:.3g}, that of guessing is {guessing:.3g}")
     return " and ".join(signs)
 
@@ -565,7 +535,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
         causes.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
     counts = [client.classes for client in run.clients.clients] if run.clients else []
     images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf
-    if images < FEW_TO_LEARN_FROM:
+    if images < 100:
         evidence = f"{images:.0f} training images per class, over all clients"
         causes.append(Cause("too few images", evidence, pretrained if lacks_weights else ()))
     if lacks_weights:
@@ -597,12 +567,12 @@ def _fall(run: Run) -> str:
 
 
 def _still_falls(losses: Sequence[float]) -> bool:
-    """Whether the last third is below the one before; True if there are too few rounds."""
+    """Whether the last third is 2 % below the one before; True if there are too few rounds."""
     third = len(losses) // 3
     if third == 0:
         return True
     before, last = (math.fsum(part) for part in (losses[-2 * third : -third], losses[-third:]))
-    return last < before - STILL_FALLS * abs(before)
+    return last < before - 0.02 * abs(before)
 
 
 # What is shown wherever a run's result or its model is.

@@ -1,6 +1,5 @@
 """The evaluation after a round, and the weights that WiSE-FT mixes after the last."""
 
-import json
 import logging
 import math
 import time
@@ -17,7 +16,7 @@ from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
 from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
 from feddg.runs.diagnostics import about_domains
-from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
+from feddg.runs.folder import MODELS, START, KeptModels
 from feddg.runs.observer import Observer
 from feddg.runs.table import NumberTable
 
@@ -35,82 +34,40 @@ SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 """Shares of the averaged weights that ``auto`` tries."""
 
 
-class WiseFT:
-    """Computes and stores a run's WiSE-FT weights; the run has stored the starting weights.
+class Evaluate(RoundHook):
+    """Evaluates the weights of rounds, and mixes WiSE-FT's after the last.
 
     Args:
-        federation: the run's; tries the shares.
-        folder: the run's folder.
-        models: the models that the run stores.
+        federation: what is evaluated; its settings tell which averages, and when.
+        models: the models that the run stores, with the weights that WiSE-FT starts from.
+        observer: gets the scores.
+        images: number of training images so far, of all clients together.
+
+    Attributes:
+        outputs: of the model that the run ends with; none before the last round.
 
     Raises:
-        ExperimentError: a share must be chosen, but there are no validation images.
+        ExperimentError: WiSE-FT must choose a share, but there are no validation images.
     """
 
-    def __init__(self, federation: Federation, folder: RunFolder, models: KeptModels) -> None:
-        self._settings = federation.settings.server
-        self._federation, evaluation = federation, federation.evaluation
-        self._folder, self._models = folder, models
-        if self._settings.wise_ft == "auto" and (
-            evaluation is None or ID_VAL not in evaluation.splits
-        ):
+    def __init__(
+        self, federation: Federation, models: KeptModels, observer: Observer, images: int
+    ) -> None:
+        self._federation, self._models = federation, models
+        self._observer, self._images = observer, images
+        evaluation, wise_ft = federation.evaluation, federation.settings.server.wise_ft
+        if wise_ft == "auto" and (evaluation is None or ID_VAL not in evaluation.splits):
             raise ExperimentError(
                 "server.wise_ft: auto chooses on in-domain validation images, and there are "
                 "none here; set data.id_val above 0, or say a share such as 0.5"
             )
-        if federation.settings.model.weights is None:
+        if wise_ft != "none" and federation.settings.model.weights is None:
             warn(
                 "wise-ft-from-random-weights",
                 "server.wise_ft mixes in the weights that training started from, and these are "
                 "random.",
                 "Choose pretrained weights (model.weights), or leave server.wise_ft out.",
             )
-
-    def finish(self, state: State) -> Weights:
-        """Stores and returns the interpolated weights after the last round."""
-        start, end = self._models.read(START), averaged(state, self._settings.averaging)
-        local = local_names(self._federation.method, self._federation.network)
-        tried: dict[float, float] = {}
-        if self._settings.wise_ft == "auto":
-            tried = {s: self._accuracy(wise_ft(start, end, s, local)) for s in SHARES}
-            share = max(SHARES, key=lambda s: (tried[s], s))
-        else:
-            share = float(self._settings.wise_ft)
-        weights = wise_ft(start, end, share, local)
-        self._models.keep(WISE_FT, f"{WISE_FT}.safetensors", weights)
-        self._models.files.pop(START, None)  # not in the next checkpoint
-        content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
-        self._folder.replace(f"{MODELS}/wise_ft.json", json.dumps(content, indent=1) + "\n")
-        log.info("WiSE-FT: %g of the averaged weights", share)
-        return weights
-
-    def _accuracy(self, weights: Weights) -> float:
-        """Returns the in-domain validation accuracy, mean over domains; uses no other split."""
-        evaluation = self._federation.evaluation
-        assert evaluation is not None
-        evaluation = replace(evaluation, splits={ID_VAL: evaluation.splits[ID_VAL]})
-        scores = evaluation.scores(self._federation.predictor(weights))
-        return sum(score.accuracy for score in scores) / len(scores)
-
-
-class Evaluate(RoundHook):
-    """Evaluates the weights of rounds.
-
-    Args:
-        federation: what is evaluated; its settings tell which averages, and when.
-        wise_ft: interpolates the final and the starting weights, if requested.
-        observer: gets the scores.
-        images: number of training images so far, of all clients together.
-
-    Attributes:
-        outputs: of the model that the run ends with; none before the last round.
-    """
-
-    def __init__(
-        self, federation: Federation, wise_ft: WiseFT | None, observer: Observer, images: int = 0
-    ) -> None:
-        self._federation, self._images = federation, images
-        self._wise_ft, self._observer = wise_ft, observer
         self._at_chance: dict[str, Diagnostic] = {}
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []
@@ -210,6 +167,33 @@ class Evaluate(RoundHook):
             wanted = due or mean == settings.server.averaging
             if wanted and rounds_in(state, mean):
                 weights[mean] = averaged(state, mean)
-        if last and self._wise_ft is not None:
-            weights[WISE_FT] = self._wise_ft.finish(state)
+        if last and settings.server.wise_ft != "none":
+            weights[WISE_FT] = self._mixed(state)
         return weights
+
+    def _mixed(self, state: State) -> Weights:
+        """Stores and returns WiSE-FT's weights after the last round."""
+        settings = self._federation.settings.server
+        start, end = self._models.read(START), averaged(state, settings.averaging)
+        local = local_names(self._federation.method, self._federation.network)
+        tried: dict[float, float] = {}
+        if settings.wise_ft == "auto":
+            tried = {s: self._id_val_accuracy(wise_ft(start, end, s, local)) for s in SHARES}
+            share = max(SHARES, key=lambda s: (tried[s], s))
+        else:
+            share = float(settings.wise_ft)
+        weights = wise_ft(start, end, share, local)
+        self._models.keep(WISE_FT, f"{WISE_FT}.safetensors", weights)
+        self._models.files.pop(START, None)  # not in the next checkpoint
+        content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
+        self._models.folder.write_json(f"{MODELS}/wise_ft.json", content)
+        log.info("WiSE-FT: %g of the averaged weights", share)
+        return weights
+
+    def _id_val_accuracy(self, weights: Weights) -> float:
+        """Returns the mean over domains; uses no other split."""
+        evaluation = self._federation.evaluation
+        assert evaluation is not None
+        evaluation = replace(evaluation, splits={ID_VAL: evaluation.splits[ID_VAL]})
+        scores = evaluation.scores(self._federation.predictor(weights))
+        return sum(score.accuracy for score in scores) / len(scores)

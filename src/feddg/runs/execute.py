@@ -38,14 +38,13 @@ from feddg.records import (
     SetupRow,
 )
 from feddg.runs.diagnostics import about_divergence, about_end
-from feddg.runs.evaluate import Evaluate, WiseFT
+from feddg.runs.evaluate import Evaluate
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
     Prepare,
-    cache_folder,
     environment,
     federation_of,
     give_memory_back,
@@ -70,7 +69,7 @@ from feddg.runs.reading import (
 )
 from feddg.runs.summary import summarize
 from feddg.runs.tracking import chosen_trackers
-from feddg.storage import is_file
+from feddg.storage import cache_folder, is_file
 
 log = logging.getLogger("feddg")
 OOD_SCORE = "ood_score.json"
@@ -192,14 +191,12 @@ def write_energy_threshold(folder: RunFolder, model: nn.Module, logits: Tensor) 
         model: predicts as the run's method does.
         logits: its ``(n, classes)`` for these images.
     """
-    energies = energy(logits)
-    threshold = energy_threshold(energies)
+    threshold = energy_threshold(energy(logits))
     if threshold is None:
         return
-    thresholds = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
+    before = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
     row = EnergyThreshold(threshold=threshold, images=len(logits))
-    lights = EnergyThresholds(models=thresholds.models | {fingerprint(model): row})
-    folder.write_json(OOD_SCORE, lights)
+    folder.write_json(OOD_SCORE, EnergyThresholds(models=before.models | {fingerprint(model): row}))
 
 
 def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | None:
@@ -466,13 +463,10 @@ def _run(
     observer.optional |= {name: made(folder.path) for name, made in chosen_trackers().items()}
     # With the number of clients that the images say.
     observer.start(experiment.model_copy(update={"clients": federation.settings.clients}), done + 1)
-    wise_ft = None
-    if experiment.server.wise_ft != "none":
-        wise_ft = WiseFT(federation, folder, models)
     images = sum(row.images for row in so_far.rounds if row.round <= done)
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
-    evaluate = Evaluate(federation, wise_ft, observer, images)
+    evaluate = Evaluate(federation, models, observer, images)
     federation.hooks += [observer, evaluate, writer]
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))

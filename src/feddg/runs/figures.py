@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
+from torch.nn.functional import pad
 
 from feddg.data.pixels import Vectors
 from feddg.evaluation.accuracy import Evaluation
@@ -94,19 +95,16 @@ def grid(*rows: torch.Tensor) -> Image.Image:
     Args:
         rows: at least one, each ``(N, 3, H, W)``.
     """
-    count, _, height, width = rows[0].shape
-    wide, lines = min(WIDE, count), -(-count // WIDE)
-    column = len(rows) * (height + GAP) - GAP
-    shape = (lines * (column + 3 * GAP) - 3 * GAP, wide * (width + GAP) - GAP, 3)
-    canvas = numpy.full(shape, 255, numpy.uint8)
-    for place, images in enumerate(rows):
-        for i, image in enumerate(images.permute(0, 2, 3, 1).numpy()):
-            top = (i // wide) * (column + 3 * GAP) + place * (height + GAP)
-            left = (i % wide) * (width + GAP)
-            canvas[top : top + height, left : left + width] = image
-    factor = max(1, SCALE_TO // height)
-    size = (canvas.shape[1] * factor, canvas.shape[0] * factor)
-    return Image.fromarray(canvas).resize(size, Image.Resampling.NEAREST)
+    wide = min(WIDE, len(rows[0]))
+    columns = torch.cat([pad(images, (0, GAP, 0, GAP), value=255) for images in rows], 2)
+    columns = pad(columns, (0, 0, 0, 2 * GAP), value=255)
+    columns = torch.cat(
+        [columns, columns.new_full((-len(columns) % wide, *columns.shape[1:]), 255)]
+    )
+    lines = [torch.cat([*line], 2) for line in columns.split(wide)]
+    canvas = Image.fromarray(torch.cat(lines, 1)[:, : -3 * GAP, :-GAP].permute(1, 2, 0).numpy())
+    factor = max(1, SCALE_TO // rows[0].shape[2])
+    return ImageOps.scale(canvas, factor, Image.Resampling.NEAREST)
 
 
 def draw_unseen(

@@ -183,6 +183,12 @@ def _place(folder: Path, name: str) -> Path:
     return folder / name if name.startswith(f"{MODELS}/") else folder / CHECKPOINTS / name
 
 
+def _weights_files(folder: Path) -> set[Path]:
+    return {
+        file for name in (CHECKPOINTS, MODELS) for file in (folder / name).glob("*.safetensors")
+    }
+
+
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:
     """Returns the clients' memory in a run folder's checkpoint, by id; changes nothing.
 
@@ -391,7 +397,7 @@ class RunFolder:
             for file in self.path.glob(pattern):
                 with file_faults(RunError, f"Cannot delete {file}"):
                     file.unlink()
-        for card in self.path.glob("model_card.md"):
+        if (card := self.path / "model_card.md").exists():
             set_aside(card)
 
     def finish_writing(self) -> None:
@@ -403,7 +409,6 @@ class RunFolder:
     def _write_checkpoint(
         self, state: State, memories: dict[int, Weights], models: dict[str, str]
     ) -> None:
-        checksums = self._index.checksums if self._index else {}
         context = (state.context or Message()).tensors
         parts = {"weights": state.weights, "extras": state.extras, "context": context}
         name = f"state-{state.round}.safetensors"
@@ -416,13 +421,10 @@ class RunFolder:
             order = {"order": json.dumps(list(tensors))}
             self.write_tensors(f"{CHECKPOINTS}/{file}", tensors, order)
         names = {name, *files.values(), *(f"{MODELS}/{file}" for file in models.values())}
+        known = self._index.checksums if self._index else {}
+        checksums = {file: known[file] for file in names & known.keys() - written.keys()}
         with self.writing(f"{CHECKPOINTS}/{NEWEST}"):
-            checksums = {
-                file: checksums[file]
-                if file in checksums and file not in written
-                else checksum(_place(self.path, file))
-                for file in sorted(names)
-            }
+            checksums |= {n: checksum(_place(self.path, n)) for n in names - checksums.keys()}
         index = CheckpointIndex(
             round=state.round,
             rounds=state.rounds,
@@ -431,7 +433,7 @@ class RunFolder:
             memories=files,
             models=models,
             experiment=self._experiment,
-            checksums=checksums,
+            checksums=dict(sorted(checksums.items())),
         )
         index = index.model_copy(update={"checksum": index.own_checksum()})
         self.write_json(f"{CHECKPOINTS}/{NEWEST}", index)
@@ -440,12 +442,10 @@ class RunFolder:
     def _take(self, index: CheckpointIndex) -> None:
         """Continues from a checkpoint; removes files that it does not list."""
         self._index = index
-        for start in (CHECKPOINTS, MODELS):
-            for left in (self.path / start).glob("*.safetensors"):
-                name = left.name if start == CHECKPOINTS else f"{MODELS}/{left.name}"
-                if name not in index.checksums:
-                    with suppress(OSError):
-                        left.unlink()
+        listed = {_place(self.path, name) for name in index.checksums}
+        for left in _weights_files(self.path) - listed:
+            with suppress(OSError):
+                left.unlink()
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Returns the checkpoint, or None if none was written.
@@ -534,7 +534,7 @@ class KeptModels:
         chosen: EvaluateSettings,
         start: int | None = None,
     ) -> None:
-        self._folder, self._rows, self._chosen = folder, list(rows), chosen
+        self.folder, self._rows, self._chosen = folder, list(rows), chosen
         self._start = start
         self.files = dict(files)
         self._warned: set[str] = set()
@@ -586,15 +586,15 @@ class KeptModels:
 
     def keep(self, name: str, file: str, weights: Weights) -> None:
         """Writes weights to a file and adds it to the next checkpoint."""
-        self._folder.finish_writing()  # which removes the files that it does not name
+        self.folder.finish_writing()  # which removes the files that it does not name
         if file not in self.files.values():
-            self._folder.write_tensors(f"{MODELS}/{file}", weights)
+            self.folder.write_tensors(f"{MODELS}/{file}", weights)
         self.files[name] = file
 
     def read(self, name: str) -> Weights:
         """Returns the weights of a stored model."""
-        self._folder.finish_writing()
-        folder = self._folder.path
+        self.folder.finish_writing()
+        folder = self.folder.path
         return read_tensors(folder, read_index(folder), f"{MODELS}/{self.files[name]}")
 
 
@@ -604,13 +604,11 @@ def drop_weights(folder: Path) -> None:
     Raises:
         RunError: a file cannot be deleted.
     """
-    checkpoints = folder / CHECKPOINTS
     _sweep_unfinished(folder)
     with file_faults(RunError, f"Cannot delete the weights of {folder}"):
-        (checkpoints / DROPPED).touch()
-        for place in (checkpoints, folder / MODELS):
-            for file in place.glob("*.safetensors"):
-                file.unlink(missing_ok=True)
+        (folder / CHECKPOINTS / DROPPED).touch()
+        for file in _weights_files(folder):
+            file.unlink(missing_ok=True)
 
 
 def _sweep_unfinished(folder: Path) -> None:

@@ -17,8 +17,6 @@ from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.experiment import Experiment, expand
 from feddg.records import ClientsTable
 from feddg.runs.prepare import (
-    cache_folder,
-    client_diagnostics,
     deal,
     is_split,
     load_table,
@@ -27,6 +25,7 @@ from feddg.runs.prepare import (
     table_diagnostics,
 )
 from feddg.settings import merge
+from feddg.storage import cache_folder
 from feddg.text import counted, print_line
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
@@ -131,13 +130,11 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     stopped = any(diagnostic.severity == "error" for diagnostic in diagnostics)
     if is_split(experiment, table) and not stopped:
         images = deal(experiment, loaded)
-        splits = images.splits
-        survey["splits"] = {role: len(getattr(splits, role)) for role in ROLES}
+        survey["splits"] = {role: len(getattr(images.splits, role)) for role in ROLES}
         survey["clients"] = [client.model_dump() for client in images.held.clients]
         survey["skew"] = asdict(skew_between(images.held))
-        diagnostics += split_diagnostics(experiment, loaded, splits)
+        diagnostics += split_diagnostics(experiment, loaded, images)
         diagnostics += near_copy_diagnostics(experiment, images)
-        diagnostics += client_diagnostics(images)
     else:
         diagnostics += split_diagnostics(experiment, loaded, None)
     survey["diagnostics"] = [asdict(diagnostic) for diagnostic in diagnostics]

@@ -4,6 +4,7 @@ import ctypes
 import math
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -147,32 +148,27 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     Raises:
         DataError: the images cannot be used with these settings.
     """
-    data = experiment.data
+    data, bad = experiment.data, list[BadImageRow]()
     table = load_images_of(data)
-    root = table.root if _refuses_copies(data) or _keeps_copies_together(data) else None
+    root = table.root if _keeps_copies_together(data) else None
     contents = images_file(table, None if root is None else ContentHashes(root, cache))
+    if root is not None:
+        cells = list(zip(table.labels.tolist(), table.domains.tolist()))
+        unusable = {
+            row
+            for rows in groups_of_copies(table.paths, _hashes(table, contents, data))
+            if len({cells[row] for row in rows}) > 1
+            and not is_readable(root / table.paths[rows[0]])
+            for row in rows
+        }
+        paths = [table.paths[row] for row in sorted(unusable)]
+        bad = [BadImageRow(path=path, reason="cannot be read") for path in paths]
+        table = table.take([row for row in range(len(table)) if row not in unusable])
+    if data.tile is not None and table.root is not None:
+        with quiet_pillow(tiled=True):
+            table = cut(table, data.tile)  # a row for every tile
     pixels = ArrayPixels(numpy.empty((0, data.image_size, data.image_size, 3), numpy.uint8))
-    loaded = Loaded(table, pixels, [], contents, {}, Survey({}, {}), Reading.of(data))
-    if root is None:
-        return _with_tiles(loaded, data)
-    cells = list(zip(table.labels.tolist(), table.domains.tolist()))
-    unusable = {
-        row
-        for rows in groups_of_copies(table.paths, _hashes(table, contents, data))
-        if len({cells[row] for row in rows}) > 1 and not is_readable(root / table.paths[rows[0]])
-        for row in rows
-    }
-    rest = table.take([row for row in range(len(table)) if row not in unusable])
-    bad = [BadImageRow(path=table.paths[row], reason="cannot be read") for row in sorted(unusable)]
-    return _with_tiles(loaded._replace(table=rest, bad=bad), data)
-
-
-def _with_tiles(loaded: Loaded, data: DataSettings) -> Loaded:
-    """Returns images with a row for every tile, if they are cut."""
-    if data.tile is None or loaded.table.root is None:
-        return loaded
-    with quiet_pillow(tiled=True):
-        return loaded._replace(table=cut(loaded.table, data.tile))
+    return Loaded(table, pixels, bad, contents, {}, Survey({}, {}), Reading.of(data))
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -202,12 +198,16 @@ def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
 
 
 def split_diagnostics(
-    experiment: Experiment, loaded: Loaded, splits: Splits | None
+    experiment: Experiment, loaded: Loaded, images: "Images | None"
 ) -> list[Diagnostic]:
-    """Returns warnings about the split of an experiment's images, and about copies."""
-    data, roles = experiment.data, experiment.hold_out
+    """Returns warnings about copies and, of images that are dealt, about the split and clients.
+
+    Those are about clients that dominate, and groups on both sides of the split or at several
+    sites.
+    """
+    data, roles, table = experiment.data, experiment.hold_out, loaded.table
     diagnostics: list[Diagnostic] = []
-    table = loaded.table
+    splits = None if images is None else images.splits
     if splits is not None:
         rounds, evaluate = experiment.train.rounds, experiment.evaluate
         evaluated = sum(evaluate.after(round, rounds) for round in range(1, rounds + 1))
@@ -219,16 +219,19 @@ def split_diagnostics(
         refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
         hashes = _hashes(table, loaded.contents, data)
         diagnostics += about_copies(table, hashes, splits, refuse, hides_images)
+    if images is not None:
+        diagnostics += about_clients(images.partition.sizes.tolist())
+        diagnostics += about_groups(images.table, images.splits, images.partition.owners)
     return diagnostics
 
 
 def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
     """Reports near copies of training images in validation or test sets; reads all pixels once."""
-    table, contents = images.table, images.contents
-    alike = DATA_SETS.find(experiment.data.source).alike
+    table, data = images.table, experiment.data
+    alike = DATA_SETS.find(data.source).alike
     searched = table.root is not None or alike or isinstance(images.pixels, Vectors)
-    if experiment.data.duplicates != "ignore" and searched and contents is not None:
-        hashes = _hashes(table, contents, experiment.data)
+    if data.duplicates != "ignore" and searched:
+        hashes = _hashes(table, images.contents, data)
         yield from about_near_copies(images.pixels, table.paths, hashes, images.splits, alike)
 
 
@@ -257,10 +260,10 @@ class Images(Clients):
         seed: the experiment's seed.
         steps: a client's optimizer steps per round, if the partition determines them; None if the
             experiment does.
-        contents: the record of these images, for the run's folder.
         natural: whether clients are the real holders of images, so that each has its own in-domain
             validation images.
         units: ``(n,)`` the group of each row in its domain, which is never split; None without.
+        contents: the record of these images, for the run's folder.
     """
 
     table: ImageTable
@@ -268,11 +271,11 @@ class Images(Clients):
     bad: list[BadImageRow]
     splits: Splits
     partition: Partition
-    seed: int = 0
-    steps: int | None = None
-    contents: ImagesFile | None = None
-    natural: bool = False
-    units: numpy.ndarray | None = None
+    seed: int
+    steps: int | None
+    natural: bool
+    units: numpy.ndarray | None
+    contents: ImagesFile
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -349,12 +352,6 @@ def images_of(federation: Federation) -> Images:
     return federation.clients
 
 
-def client_diagnostics(images: Images) -> Iterator[Diagnostic]:
-    """Reports clients that dominate, and groups on both sides of the split or at several sites."""
-    yield from about_clients(images.partition.sizes.tolist())
-    yield from about_groups(images.table, images.splits, images.partition.owners)
-
-
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
     """Loads, splits and partitions the experiment's images.
 
@@ -364,8 +361,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     loaded = load_table(experiment, cache, progress)
     emit(*table_diagnostics(loaded))
     images = deal(experiment, loaded)
-    emit(*split_diagnostics(experiment, loaded, images.splits))
-    emit(*client_diagnostics(images))
+    emit(*split_diagnostics(experiment, loaded, images))
     return images
 
 
@@ -412,8 +408,8 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
     if method_class(experiment.method.name).gathers_images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    seed, contents = experiment.seed, loaded.contents
-    return Images(*loaded[:3], splits, share, seed, steps, contents, natural, units)
+    seed = experiment.seed
+    return Images(*loaded[:3], splits, share, seed, steps, natural, units, loaded.contents)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -687,12 +683,10 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, obj
 
 def free_memory() -> int | None:
     """Returns the memory available to programs in bytes; None if unknown."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            available = next((line for line in file if line.startswith("MemAvailable")), None)
-    except OSError:
-        return None
-    return None if available is None else int(available.split()[1]) * 1024
+    with suppress(OSError):
+        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text("ascii")):
+            return int(found[1]) * 1024
+    return None
 
 
 def give_memory_back() -> bool:

@@ -1,11 +1,12 @@
 """Reads run folders as typed records."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ConfigDict
 
 from feddg.diagnostics import emit, warning
 from feddg.errors import ExperimentError, RunError
@@ -25,6 +26,7 @@ from feddg.records import (
     ClientsTable,
     Details,
     EstimateRow,
+    JsonFile,
     LayoutRow,
     LedgerRow,
     MessageRow,
@@ -101,7 +103,7 @@ class Run(Shown):
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions, machine and command; empty if not written yet."""
-        return _read_optional(self.folder / ENVIRONMENT) or {}
+        return _read_fields(self.folder / ENVIRONMENT)
 
     @cached_property
     def summary(self) -> SummaryFile | None:
@@ -370,8 +372,7 @@ class Run(Shown):
 
 def read_captions(folder: Path) -> dict[str, str]:
     """Returns the captions of the pictures in a folder by file name, in order."""
-    captions = _read_optional(folder / CAPTIONS) or {}
-    return {name: str(caption) for name, caption in captions.items()}
+    return {name: str(caption) for name, caption in _read_fields(folder / CAPTIONS).items()}
 
 
 def going_on(folder: Path) -> str:
@@ -429,16 +430,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return _PLAIN_ROWS.read(path)
 
 
-def _read_optional(path: Path) -> dict[str, Any] | None:
-    if not is_file(path):
-        return None
-    try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is damaged: {error}.") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path} is damaged: a mapping of names to values was expected.")
-    return content
+class _Fields(JsonFile):
+    model_config = ConfigDict(extra="allow")
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    """Reads a file of any fields; returns none if it does not exist."""
+    return (_Fields.read(path) or _Fields()).model_extra or {}
 
 
 def read_adapted(folder: Path) -> list[AdaptationRow]:

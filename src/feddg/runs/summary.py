@@ -12,7 +12,6 @@ from feddg.records import (
     FLUCTUATION,
     ID_VAL,
     LAST,
-    PER_ROUND,
     RISING,
     SPLITS,
     SWA,
@@ -142,9 +141,7 @@ def _of_all_rounds(run: Run) -> Iterator[NumberRow]:
         "forwards_per_round": [r.forwards for r in rounds] * all(r.forwards for r in rounds),
         "bytes_per_round": [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds],
     }
-    for metric in PER_ROUND:
-        if taken[metric]:
-            yield NumberRow(metric=metric, value=fmean(taken[metric]))
+    yield from (NumberRow(metric=name, value=fmean(of)) for name, of in taken.items() if of)
 
 
 def mean_step(table: NumberTable, rounds: int) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy
 
 from feddg.errors import RunError
-from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
+from feddg.evaluation.metrics import METRICS, Predictions, measure
 from feddg.records import EMA, ID_VAL, LAST, SPLITS, SWA, VAL, WISE_FT, Details, NumberRow
 from feddg.registry import Registry
 from feddg.settings import grouped
@@ -163,10 +163,8 @@ def _domain_mean(table: NumberTable, metric: str) -> float | None:
 
 
 def _worst_domain(table: NumberTable, metric: str) -> float | None:
-    kind: Metric | None = METRICS.get(metric)
     values = _values(table, metric)
-    no_direction = kind is not None and kind.higher_is_better is None
-    if no_direction or not values or any(map(math.isnan, values)):
+    if _higher_is_better(metric) is None or not values or any(map(math.isnan, values)):
         return None
     return min(values, key=lambda value: preferred(value, metric))
 
@@ -199,8 +197,11 @@ if rows have a confusion matrix (the last round's do) and it suffices for them.
 
 def preferred(value: float, metric: str) -> float:
     """Returns a metric's value with the sign changed if less is better."""
-    kind: Metric | None = METRICS.get(metric)
-    return -value if kind is not None and kind.higher_is_better is False else value
+    return -value if _higher_is_better(metric) is False else value
+
+
+def _higher_is_better(metric: str) -> bool | None:
+    return METRICS[metric].higher_is_better if metric in METRICS else True
 
 
 def in_order(metrics: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -25,7 +25,6 @@ from feddg.clients.threads import share_of_process, threads, threads_per_job
 from feddg.data.decoding import hash_of
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
-from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
@@ -108,11 +107,12 @@ def _launch() -> tuple[int, int, int, int] | None:
     if not ("MASTER_ADDR" in given and "MASTER_PORT" in given):
         return None
     if "RANK" in given:
-        names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
     else:
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
-        names = {"SLURM_PROCID": "0", tasks: "1", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "1"}
-    numbers = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in names.items()]  # 4(x2)
+        names = ["SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"]
+    # As in SLURM_TASKS_PER_NODE=4(x2).
+    numbers = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in zip(names, "0101")]
     if not all(number.isdecimal() for number in numbers):
         raise ExperimentError(f"{', '.join(names)} must be numbers; they are {', '.join(numbers)}")
     rank, size, local, here = map(int, numbers)
@@ -282,14 +282,17 @@ def prepared_by(
     settings = json.dumps(experiment.model_dump(mode="json"))
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
     ready = {rank: channel.receive(rank).scalars for rank in range(1, channel.size)}
-    for rank, about in ready.items():
-        _require_alike(rank, about, _about(federation))
-    assert federation.evaluation is not None
-    given = {
-        field.name: getattr(federation.evaluation, field.name)
-        for field in fields(Evaluation)
-        if field.init
-    }
+    ours = _about(federation)
+    for rank, theirs in ready.items():
+        for what, value in ours.items():
+            if theirs[what] != value:
+                raise RunError(
+                    f"worker {rank} has another {what} ({theirs[what]}) than process 0 ({value}): "
+                    "bits would depend on who trains whom"
+                )
+    here = federation.evaluation
+    assert here is not None
+    given = {field.name: getattr(here, field.name) for field in fields(here) if field.init}
     federation.evaluation = WorkerEvaluation(**given, channel=channel, network=federation.network)
     return federation
 
@@ -307,33 +310,20 @@ def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
 def _about(federation: Federation) -> dict[str, str]:
     """What must be equal in all processes to get the same numbers as with one."""
     images = images_of(federation)
-    contents = images.contents
     worker, on_gpu = federation.worker, federation.worker.device.type == "cuda"
     computing = worker.threads or torch.get_num_threads()
     return {
         "device": torch.cuda.get_device_name(worker.device) if on_gpu else worker.device.type,
         "precision": type(worker.autocast()).__name__,
         "number of threads": "" if on_gpu else str(computing),
-        "images": hash_of(
-            [contents.fingerprint() if contents else "", images.held.model_dump_json()]
-        ),
+        "images": hash_of([images.contents.fingerprint(), images.held.model_dump_json()]),
     }
-
-
-def _require_alike(rank: int, theirs: Mapping[str, object], ours: dict[str, str]) -> None:
-    for what, value in ours.items():
-        if theirs[what] != value:
-            raise RunError(
-                f"worker {rank} has another {what} ({theirs[what]}) than process 0 ({value}): bits "
-                "would depend on who trains whom"
-            )
 
 
 def serve(channel: Channel, cache: Path) -> bool:
     """Carries out process 0's jobs until it ends; returns whether it said so."""
     log.setLevel(logging.ERROR)  # process 0 says it all
     federation: Federation | None = None
-    ended = False
     try:
         while (job := channel.hear()).scalars["job"] != END:
             try:
@@ -348,13 +338,12 @@ def serve(channel: Channel, cache: Path) -> bool:
                     log.exception("worker %d", channel.rank)
                 channel.send(0, Message({}, {FAILED: in_words(error)}))
                 channel.flush()
-                break
-        else:
-            ended = True
+                return False
+        return True
     except WorkerLost:  # process 0 is gone, and says why
-        pass
-    channel.leave()
-    return ended
+        return False
+    finally:
+        channel.leave()
 
 
 def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
