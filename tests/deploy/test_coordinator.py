@@ -18,7 +18,7 @@ from feddg.deploy import client_app, server_app
 from feddg.deploy.preflight import check_site
 from feddg.deploy.server_app import Sites, read_scores
 from feddg.deploy.setup import write_app
-from feddg.deploy.transport import FlowerTransport, NodeRegistry, Policy
+from feddg.deploy.transport import DeploymentFile, FlowerTransport, NodeRegistry, Policy
 from feddg.deploy.wire import Registration
 from feddg.errors import ExperimentError, RunError
 from feddg.federation.inprocess import InProcess
@@ -32,6 +32,10 @@ from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
 @pytest.fixture(autouse=True)
 def told(caplog):
     caplog.set_level(logging.INFO, logger="feddg")
+
+
+def known(sites, classes=()):
+    return DeploymentFile(run="run-1", sites=list(sites), classes=list(classes), domains=[])
 
 
 def pictures(folder, count=6):
@@ -160,7 +164,7 @@ def test_a_site_that_comes_back_mended_is_asked_again():
     grid = Grid(nodes, client_app.app, config)
     broken = ["ink"]
     grid.fail = lambda site, message: site in broken
-    transport = FlowerTransport(grid, SITES, "run-1", Policy(1, 0.01, 0.2, 0.001), keys={})
+    transport = FlowerTransport(grid, known(SITES), Policy(1, 0.01, 0.2, 0.001), keys={})
     transport.ledger = Ledger(lambda row: None)
     for _ in range(2):
         transport.registry.online(0)
@@ -229,8 +233,7 @@ def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):
 
 def test_a_late_site_with_a_class_of_its_own_is_told_so():
     """It would refuse every round, and the coordinator would never learn why."""
-    registry = NodeRegistry(None, "run", ["a", "b"], 2, None, {}, ())
-    registry.classes = ["cat", "dog"]
+    registry = NodeRegistry(None, known(["a", "b"], ["cat", "dog"]), (), None, ())
     held = {"classes": '{"cat": 2, "fox": 1}', "domains": '{"b": 3}', "files": "{}"}
     new = Registration.model_validate(held)
     assert "has the class 'fox', which this run began without" in registry._objection(1, new)
@@ -257,7 +260,7 @@ def test_what_counted_of_a_site_is_known_after_a_restart_too(tmp_path):
 
     def transport():
         grid = LocalGrid(nodes, client_app.app, config)
-        return FlowerTransport(grid, SITES, "run-1", Policy(1, 0.01, 0.2, 0.001), keys={})
+        return FlowerTransport(grid, known(SITES), Policy(1, 0.01, 0.2, 0.001), keys={})
 
     before, after = transport(), transport()
     before._counted = {0: 3, 1: 1}

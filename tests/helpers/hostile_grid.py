@@ -7,7 +7,7 @@ from flwr.app import Message as Envelope
 from flwr.app import RecordDict
 
 from feddg.deploy.nodes import NodesHere
-from feddg.deploy.transport import FlowerTransport, Policy
+from feddg.deploy.transport import DeploymentFile, FlowerTransport, Policy
 from feddg.deploy.wire import (
     ASK,
     REGISTER,
@@ -100,8 +100,9 @@ class HostileFederation:
         names = tuple(f"site-{site}" for site in range(sites))
         self.grid = grid(self.small, (*names, *evaluation_sites))
         policy = policy or Policy(minimum=1, wait=0.01, deadline=5.0, poll=0.001)
+        known = DeploymentFile(run="run-1", sites=list(names), classes=[], domains=[])
         self.transport = FlowerTransport(
-            self.grid, names, "run-1", policy, evaluation_sites=evaluation_sites
+            self.grid, known, policy, evaluation_sites=evaluation_sites
         )
         self.minimum = policy.minimum
         self.rows: list[Any] = []
@@ -114,7 +115,6 @@ class HostileFederation:
         """Gathers the sites, sets up, runs rounds; returns the server."""
         small = self.small
         self.transport.gather(self.minimum)
-        self.transport.fields = {"classes": "[]", "domains": "[]"}
         defences = small.built_defences(small.settings)
         phase = Phase(small.method, small.network, small.settings, defences)
         ledger = Ledger(self.rows.append)

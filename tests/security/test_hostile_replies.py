@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from feddg.deploy import server_app
+from feddg.deploy.transport import DeploymentFile
 from feddg.deploy.wire import TRAIN, Payload
 from feddg.runs.inspection import skew_between
 from feddg.runs.reading import read_rows
@@ -227,8 +228,9 @@ def test_a_claim_of_images_costs_no_memory():
     federation.lie(0, "query.register", register)
     tracemalloc.start()
     found = federation.transport.gather(1)
-    names = federation.transport.sites
-    table = server_app._clients_table(names, found, ["a"], ["a", "domain 1"])
+    sites, domains = list(federation.transport.sites), ["a", "domain 1"]
+    known = DeploymentFile(run="run-1", sites=sites, classes=["a"], domains=domains)
+    table = server_app._clients_table(known, found)
     far = skew_between(table)  # as the report has it
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

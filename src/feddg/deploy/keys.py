@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -27,6 +26,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
+from pydantic.dataclasses import dataclass
 
 from feddg.deploy.setup import REGISTERED, public_key, trusted_keys
 from feddg.errors import FeddgError
@@ -118,13 +118,8 @@ def read_signed(folder: Path) -> SignedApp:
     """
     try:
         fields = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
-        app = SignedApp(
-            (folder / BUNDLE).read_bytes(),
-            str(fields["key_id"]),
-            int(fields["signed_at"]),
-            str(fields["signature"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        app = SignedApp((folder / BUNDLE).read_bytes(), **fields)
+    except (OSError, ValueError, TypeError) as error:
         raise FeddgError(
             f"{folder} holds no signed app ({error}); run `feddg deploy sign`"
         ) from None
@@ -174,8 +169,7 @@ def register_site(folder: Path, site: str, key: Path) -> None:
         FeddgError: the name has another key, the key another name, the site is not part of this
             deployment, or the SuperLink cannot be reached.
     """
-    sites = folder / "sites"
-    if not sites.is_dir() or site not in {folder.name for folder in sites.iterdir()}:
+    if site not in {of_site.name for of_site in folder.glob("sites/*")}:
         raise FeddgError(f"{site!r} is no site of the deployment {folder}")
     pem = public_key(key)
     with _superlink(folder) as client:

@@ -237,7 +237,9 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagno
     """Checks that the cache folder is writable and has room for pixels, copies and memory."""
     code, decoded = "disk", table.root is not None
     pixels = 3 * len(table) * experiment.data.image_size**2 if decoded else 0
-    needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
+    _, network = build(experiment.without_weights, max(2, len(table.class_names)))
+    weights = sum(parameter.numel() for parameter in network.parameters())
+    needed = 2 * pixels + 32 * weights + SPARE_BYTES
     try:
         private_folder(cache)
         with tempfile.TemporaryFile(dir=cache) as file:
@@ -331,16 +333,9 @@ def _memory_for(needed: int) -> Diagnostic:
             "memory", f"A few batches took {size(needed)}.", "Compare with what is free."
         )
     text = f"A few batches took {size(needed)}; {size(free)} are free beside that."
-    end, less = (
-        "End other programs before a run.",
-        "End other programs, or train with smaller batches.",
-    )
+    end = "End other programs before a run."
+    less = "End other programs, or train with smaller batches."
     return compared("memory", text, needed, (2 * free, end), (8 * free, less))
-
-
-def _weight_bytes(experiment: Experiment, classes: int) -> int:
-    _, network = build(experiment.without_weights, max(2, classes))
-    return 4 * sum(parameter.numel() for parameter in network.parameters())
 
 
 def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:

@@ -1,7 +1,5 @@
 """The ServerApp: the coordinator's side, which writes the run folder."""
 
-import itertools
-import json
 import logging
 import math
 import secrets
@@ -13,14 +11,14 @@ from typing import Annotated, Any
 import numpy
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from pydantic import BeforeValidator, Field, NonNegativeInt
+from pydantic import BeforeValidator, Field
 
 from feddg.clients.client import Examples, Worker
-from feddg.data.class_names import joined
+from feddg.data.class_names import Numbered, joined
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.site import list_images, load_pixels, on_all_images, positions, read_experiment
-from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
+from feddg.deploy.transport import DeploymentFile, FlowerTransport, Policy
+from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration
 from feddg.diagnostics import Diagnostic, Progress, emit, warn
 from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -39,7 +37,6 @@ from feddg.records import (
     ClientRow,
     ClientsTable,
     DomainScore,
-    JsonFile,
     RoundRow,
 )
 from feddg.report.page import ensure_report
@@ -106,28 +103,6 @@ class Deployment(Settings):
     def policy(self) -> Policy:
         """The transport's waiting times."""
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
-
-
-class DeploymentFile(JsonFile):
-    """A deployment and its registered sites, kept across restarts.
-
-    Attributes:
-        run: key under which sites store their memory of the run.
-        sites: names of the training sites; a site's position is its number.
-        classes: the federation's classes, in the order of their numbers.
-        domains: domains of the training sites, in the order of their numbers.
-        keys: fingerprint of each site's key, by name.
-        images: number of images each site registered with, by name.
-        features: columns of the sites' tables of features, in order.
-    """
-
-    run: RunKey
-    sites: list[str]
-    classes: list[str]
-    domains: list[str]
-    keys: dict[str, str] = Field(default_factory=dict)
-    images: dict[str, NonNegativeInt] = Field(default_factory=dict)
-    features: list[str] = Field(default_factory=list)
 
 
 def read_unlabelled(reply: Message, site: str, held: Mapping[str, int]) -> Score:
@@ -265,14 +240,16 @@ def transport_to_programs(
         RunError: a site is missing; names it.
         ExperimentError: classes of the sites cannot be joined by their names.
     """
-    transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
+    with schema_faults(ExperimentError, "transport_to_programs: "):
+        known = DeploymentFile(run=run, sites=list(sites), classes=[], domains=[])
+    transport = FlowerTransport(grid, known, policy or Policy(len(sites)), **options)
     registered = transport.gather(len(sites))
-    known = {sites[id]: [*registration.classes] for id, registration in registered.items()}
-    tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in known.items()]
-    names = joined([(f"site {name!r}", table) for name, table in tables]) or (TARGETS,)
-    held_domains = (registered[id].domains for id in range(len(sites)))
-    domains = list(dict.fromkeys(itertools.chain.from_iterable(held_domains)))
-    transport.fields = {"classes": json.dumps(names), "domains": json.dumps(domains)}
+    tables: list[tuple[str, Numbered | None]] = []
+    for id, one in registered.items():
+        named = [*one.classes] != [TARGETS]
+        tables.append((f"site {sites[id]!r}", dict(enumerate(one.classes)) if named else None))
+    known.classes.extend(joined(tables) or [TARGETS])
+    known.domains.extend(dict.fromkeys(name for one in registered.values() for name in one.domains))
     transport.domains = {id: len(one.domains) for id, one in registered.items()}
     return transport
 
@@ -334,74 +311,52 @@ def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
 def _prepared(
     grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
 ) -> Federation:
-    names, file = deployment.sites, path / DEPLOYMENT
+    names, file = list(deployment.sites), path / DEPLOYMENT
     device = choose_device(experiment.device)
-    before = DeploymentFile.read(file)
-    if before is not None and list(names) != before.sites:
+    known = DeploymentFile.read(file) or DeploymentFile(
+        run=f"{experiment.id}-{secrets.token_hex(6)}", sites=names, classes=[], domains=[]
+    )
+    if names != known.sites:
         raise RunError(
-            f"this run was begun with the sites {', '.join(before.sites)}, in this order; the "
+            f"this run was begun with the sites {', '.join(known.sites)}, in this order; the "
             f"app's config names {', '.join(names)}: put them back, or start a new run"
         )
     tested: tuple[str, ...] = ()
     if deployment.test:  # a domain that sites train on is no new site's
         domain = deployment.test_domain or None
         tested = list_images(deployment.test, domain, experiment.data).domain_names
-    keys = dict(before.keys) if before else {}
-    run = before.run if before else f"{experiment.id}-{secrets.token_hex(6)}"
     transport = FlowerTransport(
         grid,
-        names,
-        run,
+        known,
         deployment.policy,
         device,
         evaluation_sites=deployment.evaluation_sites,
         traffic=path / TRAFFIC,
-        keys=keys,
-        registered=before.images if before else {},
+        keys=known.keys,
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val, *tested),
     )
-    transport.registry.features = before.features if before else []
-    transport.registry.classes = before.classes if before else []
     registered = transport.gather(deployment.minimum)
     _warn_of_dominance({names[id]: registration.images for id, registration in registered.items()})
-    classes = before.classes if before else _classes(names, registered)
-    transport.registry.classes = classes
-    domains = list(before.domains) if before else []
+    if not known.classes:
+        known.classes.extend(_classes(names, registered))
 
     def join(id: int, registration: Registration) -> None:
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
         new = {} if id in transport.evaluation_sites else registration.domains
-        domains.extend(name for name in new if name not in domains)
-        images = {transport.sites[k]: n for k, n in transport.registered.items()}
-        now = DeploymentFile(
-            run=run,
-            sites=list(names),
-            classes=classes,
-            domains=domains,
-            keys=keys,
-            images=images,
-            features=transport.registry.features,
-        )
-        replace_text(file, now.to_text())
-        transport.fields = {"classes": json.dumps(classes), "domains": json.dumps(domains)}
+        known.domains.extend(name for name in new if name not in known.domains)
+        replace_text(file, known.to_text())
 
     def join_late(id: int, registration: Registration) -> None:
         join(id, registration)
-        sites.held = table()
+        sites.held = _clients_table(known, transport.registry.registrations)
         replace_text(path / CLIENTS, sites.held.to_text())
-
-    def table() -> ClientsTable:
-        known = transport.registry.registrations
-        found = _clients_table(names, known, classes, domains)
-        return found.model_copy(update={"features": transport.registry.features})
 
     for id, registration in registered.items():
         join(id, registration)
-    method, network = build(experiment, len(classes))
-    sites = Sites(transport, table())
+    method, network = build(experiment, len(known.classes))
+    sites = Sites(transport, _clients_table(known, transport.registry.registrations))
     transport.registry.on_registration = join_late
-    trainers = (registered[id] for id in sorted(registered) if id < len(names))
-    clients = ((len(site.domains), site.images) for site in trainers)
+    clients = ((len(site.domains), site.images) for site in registered.values())
     emit(*about_settings(experiment, experiment.given, method, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(
@@ -436,19 +391,16 @@ def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> li
     return sorted(holders)
 
 
-def _clients_table(
-    names: Sequence[str],
-    sites: Mapping[int, Registration],
-    classes: Sequence[str],
-    domains: Sequence[str],
-) -> ClientsTable:
+def _clients_table(known: DeploymentFile, sites: Mapping[int, Registration]) -> ClientsTable:
     rows = []
-    for id, name in enumerate(names):
+    for id, name in enumerate(known.sites):
         by_domain, by_class = (sites[id].domains, sites[id].classes) if id in sites else ({}, {})
-        images = [by_domain.get(domain, 0) for domain in domains]
-        labels = [by_class.get(name, 0) for name in classes]
+        images = [by_domain.get(domain, 0) for domain in known.domains]
+        labels = [by_class.get(name, 0) for name in known.classes]
         rows.append(ClientRow(id=id, name=name, domains=images, classes=labels))
-    return ClientsTable(domains=list(domains), classes=list(classes), clients=rows)
+    return ClientsTable(
+        domains=known.domains, classes=known.classes, clients=rows, features=known.features
+    )
 
 
 def _evaluation(

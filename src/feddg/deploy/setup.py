@@ -24,7 +24,7 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
 from feddg.records import JsonFile
-from feddg.storage import open_file, parse_fields, private_folder
+from feddg.storage import open_file, parse_fields, replace_text
 from feddg.text import templates_of
 
 JOIN = "join.json"
@@ -291,7 +291,9 @@ def write_app(
     if taken is not None:
         raise ExperimentError(f"{folder / taken} exists already; choose another folder")
     for name, content in contents.items():
-        _write(folder / name, content)
+        replace_text(folder / name, content)
+        if name.endswith(".sh"):
+            (folder / name).chmod(0o700)
     return [folder / name for name in contents]
 
 
@@ -302,15 +304,6 @@ def _rendered(environment: Environment, folder: str, **values: str) -> dict[str,
         for name in environment.list_templates()
         if name.startswith(folder)
     }
-
-
-def _write(file: Path, content: str) -> None:
-    """Writes a file that only its owner can read, in folders that only the owner can enter."""
-    private_folder(file.parent)
-    file.touch(mode=0o600)
-    file.write_text(content, encoding="utf-8")
-    if file.suffix == ".sh":
-        file.chmod(0o700)
 
 
 def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[str, int, int]:

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_pem_public_key, ssh_key_fingerprint
+from flwr.app import ArrayRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
+from pydantic import Field, NonNegativeInt
 
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import held_out_among
@@ -24,7 +26,7 @@ from feddg.deploy.wire import (
     ASK,
     CONTEXT,
     EVALUATE,
-    FIELDS,
+    KINDS,
     MOST_CHARACTERS,
     MOST_CLASSES,
     MOST_DOMAINS,
@@ -34,6 +36,7 @@ from feddg.deploy.wire import (
     TRAIN,
     Payload,
     Registration,
+    RunKey,
     arrays,
     contents,
     flower_bytes,
@@ -42,7 +45,7 @@ from feddg.deploy.wire import (
 from feddg.errors import RunError, first_names
 from feddg.federation.transport import Ledger, Reply
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device, plain_text
-from feddg.records import UNLABELLED, Direction, TrafficRow
+from feddg.records import UNLABELLED, Direction, JsonFile, TrafficRow
 from feddg.storage import append_text
 
 log = logging.getLogger("feddg")
@@ -59,6 +62,29 @@ REMIND = 60.0
 """Seconds after which the log names the sites being waited for."""
 LATER = 60.0
 """Seconds by which Flower's time limit exceeds ours, so that our message is the one shown."""
+
+
+class DeploymentFile(JsonFile):
+    """A deployment and its registered sites, kept across restarts; it grows while they register.
+
+    Attributes:
+        run: key under which sites store their memory of the run.
+        sites: names of the training sites; a site's position is its number.
+        classes: the federation's classes, in the order of their numbers; none before they are
+            fixed.
+        domains: domains of the training sites, in the order of their numbers.
+        keys: fingerprint of each site's key, by name.
+        images: number of images each site registered with, by name.
+        features: columns of the sites' tables of features, in order, as the first one named them.
+    """
+
+    run: RunKey
+    sites: list[str]
+    classes: list[str]
+    domains: list[str]
+    keys: dict[str, str] = Field(default_factory=dict)
+    images: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    features: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -146,16 +172,17 @@ class Mailbox:
         client: int,
         kind: str,
         round: int,
-        purposes: tuple[str, str],
+        question: str = "",
     ) -> PendingRequest:
-        """Sends a message; ``purposes`` are the ledger's names of it and its reply."""
+        """Sends a message; ``question`` is the method's, and goes into the ledger."""
+        (_, _, ask, answer), more = KINDS[kind], f":{question}" if question else ""
         size, at, began = flower_bytes(records), time.time(), time.monotonic()
-        sent = PendingRequest(node, site, client, kind, round, purposes[1], size, at, began)
+        sent = PendingRequest(node, site, client, kind, round, answer + more, size, at, began)
         envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
         id = next(iter(self.grid.push_messages([envelope])), None)
         if id:
             self._sent[id] = sent
-            self._enter(round, "down", client, purposes[0], records)
+            self._enter(round, "down", client, ask + more, records)
         else:
             sent.refuse("the message could not be sent")
         return sent
@@ -288,10 +315,7 @@ class Mailbox:
         if self._traffic is None:
             return
         row = TrafficRow(
-            at=sent.at,
-            kind=sent.kind,
-            round=sent.round,
-            site=sent.site,
+            **vars(sent),
             bytes_down=sent.bytes,
             bytes_up=flower_bytes(records),
             seconds=seconds,
@@ -307,9 +331,7 @@ def fingerprint(public_key: bytes) -> str:
     Raises:
         ValueError: the bytes are not a public key.
     """
-    key = load_pem_public_key(public_key)
-    shown = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)  # "type base64"
-    digest = hashlib.sha256(base64.b64decode(shown.split()[1])).digest()
+    digest = ssh_key_fingerprint(load_pem_public_key(public_key), SHA256())  # type: ignore[arg-type]
     return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
 
 
@@ -340,12 +362,10 @@ class NodeRegistry:
 
     Args:
         mailbox: sends questions to nodes.
-        run: key under which sites store their memory of this run.
-        sites: names of the training sites, then of the evaluation sites.
-        trainers: number of training sites.
+        known: the deployment, with the sites of an earlier part of the run.
+        evaluation_sites: names of sites that only evaluate.
         keys: fingerprint of each site's key, by name; grows. None trusts the name that any node
             gives, if there are no keys.
-        registered: number of images each site registered with in an earlier part of the run.
         held_out: domains that must not be trained on.
 
     Attributes:
@@ -353,32 +373,27 @@ class NodeRegistry:
         counts: number of images each site registered with, by number.
         objections: why a site's name was refused to a node, by name.
         strangers: connected nodes that are no accepted site, by node id, sorted by key.
-        asked: connected nodes that were asked which site they are, by id: when they came.
-        features: columns of the sites' tables of features, as the first one named them.
-        classes: the run's classes, once they are fixed.
+        asked: connected nodes that were asked which site they are, by id.
         on_registration: called with each site's number and registration, also for late joiners.
     """
 
     def __init__(
         self,
         mailbox: Mailbox,
-        run: str,
-        sites: Sequence[str],
-        trainers: int,
+        known: DeploymentFile,
+        evaluation_sites: Sequence[str],
         keys: dict[str, str] | None,
-        registered: Mapping[str, int],
         held_out: Collection[str],
     ) -> None:
-        self._mailbox, self._run = mailbox, run
-        self._sites, self._trainers = tuple(sites), trainers
+        self._mailbox, self._known = mailbox, known
+        self._sites, self._trainers = (*known.sites, *evaluation_sites), len(known.sites)
         self._keys, self._held_out = keys, held_out
-        self.counts = {id: registered[n] for id, n in enumerate(sites) if n in registered}
+        images = known.images
+        self.counts = {id: images[n] for id, n in enumerate(self._sites) if n in images}
         self.registrations: dict[int, Registration] = {}
         self.objections: dict[str, str] = {}
         self.strangers: dict[int, Stranger] = {}
-        self.asked: dict[int, str] = {}
-        self.features: list[str] = []
-        self.classes: list[str] = []
+        self.asked: dict[int, Stranger] = {}
         self.on_registration: Callable[[int, Registration], None] = lambda id, registration: None
         self.node_of: dict[int, int] = {}
 
@@ -389,37 +404,29 @@ class NodeRegistry:
         """
         nodes = {info.node_id: info for info in self._mailbox.grid.get_nodes()}
         oldest = time.monotonic() - self._mailbox.policy.deadline
-        # A message may be lost with a site: who was silent for long is asked anew.
-        lost = {
-            node
-            for node, stranger in self.strangers.items()
-            if stranger.asked.reply is None and stranger.asked.began < oldest
-        }
-        # A node keeps its id when it comes back, perhaps mended.
-        self.asked = {
-            node: came
-            for node, came in self.asked.items()
-            if node in nodes and node not in lost and came == nodes[node].last_activated_at
-        }
-        self._ask([info for node, info in nodes.items() if node not in self.asked], round)
+        self.asked = {node: asked for node, asked in self.asked.items() if node in nodes}
+        # A name is the key's that was registered first.
+        for info in sorted(nodes.values(), key=lambda info: (info.registered_at, info.node_id)):
+            before = self.asked.get(info.node_id)
+            # A node keeps its id when it comes back, perhaps mended.
+            came = before is None or before.info.last_activated_at != info.last_activated_at
+            # A message may be lost with a site: who was silent for long is asked anew.
+            lost = before is not None and before.asked.reply is None and before.asked.began < oldest
+            if came or lost:
+                self._ask(info, round)
         while self._mailbox.pull():
             pass
         self._mailbox.drop_lost()
         self._admit()
         return {id for id, node in self.node_of.items() if node in nodes}
 
-    def _ask(self, infos: Iterable[NodeInfo], round: int) -> None:
-        question = Payload({"run": self._run}).to_records()
-        # A name is the key's that was registered first.
-        for info in sorted(infos, key=lambda info: (info.registered_at, info.node_id)):
-            node = info.node_id
-            name = f"node {node}" + (f", registered as {info.name!r}" if info.name else "")
-            id = next((id for id, number in self.node_of.items() if number == node), NOBODY)
-            purposes = ("register", "register")
-            sent = self._mailbox.send(question, node, name, id, REGISTER, round, purposes)
-            self.strangers.pop(node, None)
-            self.strangers[node] = Stranger(info, sent)
-            self.asked[node] = info.last_activated_at
+    def _ask(self, info: NodeInfo, round: int) -> None:
+        question, node = Payload({"run": self._known.run}).to_records(), info.node_id
+        name = f"node {node}" + (f", registered as {info.name!r}" if info.name else "")
+        id = next((id for id, number in self.node_of.items() if number == node), NOBODY)
+        sent = self._mailbox.send(question, node, name, id, REGISTER, round)
+        self.strangers.pop(node, None)
+        self.strangers[node] = self.asked[node] = Stranger(info, sent)
 
     def _admit(self) -> None:
         """Assigns registered nodes to their sites."""
@@ -454,15 +461,15 @@ class NodeRegistry:
         self.node_of[id] = node
         self.objections.pop(name, None)
         self.registrations[id] = registration
-        if id < self._trainers and not self.features:
-            self.features = registration.features
+        if id < self._trainers and not self._known.features:
+            self._known.features.extend(registration.features)
             for other in [k for k in self.node_of if k >= self._trainers]:  # came before a trainer
                 objection = self._objection(other, self.registrations[other])
                 if objection is not None:
                     del self.node_of[other]
                     self.objections[self._sites[other]] = objection
                     log.warning("left out: site %s %s", self._sites[other], objection)
-        self.counts.setdefault(id, registration.images)
+        self._known.images[name] = self.counts.setdefault(id, registration.images)
         self.on_registration(id, registration)
 
     def _name_objection(self, name: str, info: NodeInfo) -> str | None:
@@ -501,7 +508,8 @@ class NodeRegistry:
             )
         if id < self._trainers and new.classes.keys() == {UNLABELLED}:
             return "has no labels (labels=false), and only evaluates: name it in evaluation-sites"
-        if self.features and (fault := columns_fault(new.features, self.features)):
+        features, classes = self._known.features, self._known.classes
+        if features and (fault := columns_fault(new.features, features)):
             return f"{fault} of the sites before it; rename them, or take them out"
         if first not in (None, new.images):
             return f"has {new.images} images, but it joined this run with {first}; {remedy}"
@@ -509,7 +517,8 @@ class NodeRegistry:
             return f"names other classes or domains than when it joined this run; {remedy}"
         if id >= self._trainers:
             return None
-        if self.classes and (strange := sorted(new.classes.keys() - set(self.classes))):
+        strange = sorted(new.classes.keys() - set(classes))
+        if strange and classes and [TARGETS] not in (classes, [*new.classes]):
             return (
                 f"has the class {strange[0]!r}, which this run began without; rename its folder, "
                 "or start a new run"
@@ -553,15 +562,13 @@ class FlowerTransport:
 
     Args:
         grid: Flower's connection to the nodes.
-        sites: names of all training sites; a site's position is its client id.
-        run: key under which sites store their memory of this run.
+        known: the deployment, whose training sites' positions are their client ids; it grows.
         policy: waiting times.
         device: the server's device.
         evaluation_sites: names of sites that only evaluate; their ids follow the others'.
         traffic: file that gets a row for every answered message.
         keys: fingerprint of each site's key, by name; grows. None trusts the name that any node
             gives, as in a simulation.
-        registered: how many images sites joined this run with, in an earlier part of it.
         held_out: domains that must not be trained on; evaluation sites may hold them.
 
     Attributes:
@@ -569,7 +576,6 @@ class FlowerTransport:
         clients: ids of all sites that train, connected or not.
         evaluation_sites: ids of the sites that only evaluate, connected or not.
         registry: maps nodes to sites.
-        fields: fields sent with every message.
         registered: how many images sites registered with, by their numbers.
         domains: of how many domains these are; empty if whoever gathers the sites does not say.
     """
@@ -577,33 +583,28 @@ class FlowerTransport:
     def __init__(
         self,
         grid: Grid,
-        sites: Sequence[str],
-        run: str,
+        known: DeploymentFile,
         policy: Policy,
         device: torch.device | None = None,
         *,
         evaluation_sites: Sequence[str] = (),
         traffic: Path | None = None,
         keys: dict[str, str] | None = None,
-        registered: Mapping[str, int] | None = None,
         held_out: Collection[str] = (),
     ) -> None:
-        self._run, self._policy = run, policy
-        self.sites, trainers = (*sites, *evaluation_sites), len(sites)
+        self._known, self._policy = known, policy
+        self.sites, trainers = (*known.sites, *evaluation_sites), len(known.sites)
         self.clients: Sequence[int] = range(trainers)
         self.evaluation_sites: Sequence[int] = range(trainers, len(self.sites))
         self._mailbox = Mailbox(grid, policy, traffic)
-        self.registry = NodeRegistry(
-            self._mailbox, run, self.sites, trainers, keys, registered or {}, held_out
-        )
+        self.registry = NodeRegistry(self._mailbox, known, evaluation_sites, keys, held_out)
         self.registered: Mapping[int, int] = self.registry.counts
         self.domains: Mapping[int, int] = {}
         self.device = device or torch.device("cpu")
-        self.fields: dict[str, Any] = {}
         self.remembered: set[int] = set()
         self.processes = 1
         self._context: Message | None = None
-        self._context_arrays: ArrayRecord | None = None
+        self._context_arrays: dict[str, ArrayRecord] = {}
         self._digest = ""
         self._has_context: set[int] = set()
         self._counted, self._counted_before = dict[int, int](), dict[int, int]()
@@ -623,12 +624,11 @@ class FlowerTransport:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The classes in the order of their numbers, as sites are told; none without names."""
-        names = tuple(json.loads(self.fields.get("classes", "[]")))
-        return () if names == (TARGETS,) else names
+        return () if self._known.classes == [TARGETS] else tuple(self._known.classes)
 
     @class_names.setter
     def class_names(self, names: Sequence[str]) -> None:
-        self.fields["classes"] = json.dumps(list(names))
+        self._known.classes[:] = names
 
     @property
     def ledger(self) -> Ledger:
@@ -665,34 +665,35 @@ class FlowerTransport:
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """Sends every site the shared context once, with its next message."""
         self._context = context
-        self._context_arrays = arrays(context.tensors) if context and context.tensors else None
-        content = b"" if context is None else context.to_bytes()
-        self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
+        self._context_arrays, self._digest = {}, ""
+        if context is not None:
+            self._context_arrays = {CONTEXT: arrays(context.tensors)}
+            self._digest = hashlib.blake2b(context.to_bytes(), digest_size=8).hexdigest()
         self._has_context = set()
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        purposes = ("statistics", "statistics")
-        return self._messages("reply", clients, STATISTICS, purposes, broadcast)
+        return self._messages(clients, STATISTICS, broadcast)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        purposes = (f"ask:{name}", f"answer:{name}")
-        return self._messages("reply", clients, ASK, purposes, broadcast, name)
+        return self._messages(clients, ASK, broadcast, name)
 
     def evaluate(self, broadcast: Broadcast) -> Iterator[Reply]:
         """Asks the evaluation sites for the accuracy of the broadcast's weights on their images.
 
         Does not wait: a site that is not connected gives a Refusal.
         """
-        purposes = ("evaluate", "scores")
-        return self._messages("scores", self.evaluation_sites, EVALUATE, purposes, broadcast)
+        return self._messages(self.evaluation_sites, EVALUATE, broadcast)
 
-    def _messages(self, part: str, *asked: Any) -> Iterator[Reply]:
-        """Exchanges messages; yields a part of every reply, or the refusal."""
-        for id, reply in self._exchange(*asked):
+    def _messages(
+        self, clients: Sequence[int], kind: str, broadcast: Broadcast, question: str = ""
+    ) -> Iterator[Reply]:
+        """Exchanges messages; yields the one part of every reply, or the refusal."""
+        _, (part,), _, _ = KINDS[kind]
+        for id, reply in self._exchange(clients, kind, broadcast, question):
             yield id, reply if isinstance(reply, Refusal) else reply.part(part)
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
@@ -703,7 +704,7 @@ class FlowerTransport:
             self._counted.setdefault(id, max(0, broadcast.round - 1))
             self.remembered.add(id)
         self._counted_before, self._trained = dict(self._counted), broadcast.round
-        for id, reply in self._exchange(clients, TRAIN, ("train", "update"), broadcast):
+        for id, reply in self._exchange(clients, TRAIN, broadcast):
             if isinstance(reply, Refusal):
                 yield reply
                 continue
@@ -718,28 +719,30 @@ class FlowerTransport:
             yield update
 
     def _exchange(
-        self,
-        clients: Sequence[int],
-        kind: str,
-        purposes: tuple[str, str],
-        broadcast: Broadcast,
-        question: str = "",
+        self, clients: Sequence[int], kind: str, broadcast: Broadcast, question: str = ""
     ) -> Iterator[tuple[int, Payload | Refusal]]:
         """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
         needed = kind != EVALUATE
         online = self._connected(clients, self._policy.minimum if needed else 0, broadcast.round)
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}
-        fields = {**self.fields, "run": self._run, "round": broadcast.round, CONTEXT: self._digest}
+        parts = {name: message for name, message in parts.items() if message}
+        # What all sites are sent is made once.
+        ready = {name: arrays(message.tensors) for name, message in parts.items()}
+        known = self._known
+        told = {"classes": json.dumps(known.classes), "domains": json.dumps(known.domains)}
+        fields = {**told, "run": known.run, "round": broadcast.round, CONTEXT: self._digest}
         if question:
             fields["question"] = question
-        shared = {name: message for name, message in parts.items() if message}
-        records = Payload(fields, shared).to_records()
 
         def send(id: int) -> PendingRequest:
-            tell = needed and self._context is not None and id not in self._has_context
-            addressed = self._addressed(records, id, self._context if tell else None)
+            to_one = Payload({**fields, "client": id}, dict(parts))
+            if id in self._counted:
+                to_one.fields["counted"] = self._counted[id]
+            if needed and self._context is not None and id not in self._has_context:
+                to_one.parts[CONTEXT] = self._context
+            records = to_one.to_records(ready | self._context_arrays)
             node, round = self.registry.node_of[id], broadcast.round
-            return self._mailbox.send(addressed, node, self.sites[id], id, kind, round, purposes)
+            return self._mailbox.send(records, node, self.sites[id], id, kind, round, question)
 
         def tell_again(sent: PendingRequest) -> PendingRequest:
             self._has_context.discard(sent.client)
@@ -795,17 +798,3 @@ class FlowerTransport:
                 *(round, policy.wait, registry.names_of(gone)),
             )
         return connected
-
-    def _addressed(self, records: RecordDict, id: int, context: Message | None) -> RecordDict:
-        """Returns a site's own copy of records, with the shared context if it is due."""
-        fields = dict(records.config_records[FIELDS]) | {"client": id}
-        if id in self._counted:
-            fields["counted"] = self._counted[id]
-        addressed = RecordDict(dict(records))
-        if context is not None:
-            fields["parts"] = ",".join(filter(None, (str(fields["parts"]), CONTEXT)))
-            fields |= {f"{CONTEXT}/{name}": scalar for name, scalar in context.scalars.items()}
-            if self._context_arrays is not None:
-                addressed[CONTEXT] = self._context_arrays
-        addressed[FIELDS] = ConfigRecord(fields)
-        return addressed

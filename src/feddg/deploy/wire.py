@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import numpy
@@ -67,14 +68,18 @@ class Payload:
         """Returns a part, or an empty message if it is missing."""
         return self.parts.get(name, Message())
 
-    def to_records(self) -> RecordDict:
-        """Returns the payload as Flower's records."""
+    def to_records(self, ready: Mapping[str, ArrayRecord] = MappingProxyType({})) -> RecordDict:
+        """Returns the payload as Flower's records.
+
+        Args:
+            ready: tensors of parts that are Flower's already, by part.
+        """
         fields: dict[str, Scalar] = {**self.fields, _PARTS: ",".join(self.parts)}
         records = RecordDict()
         for part, message in self.parts.items():
             fields |= {f"{part}/{name}": value for name, value in message.scalars.items()}
             if message.tensors:
-                records[part] = arrays(message.tensors)
+                records[part] = ready[part] if part in ready else arrays(message.tensors)
         records[FIELDS] = ConfigRecord(dict(fields))
         return records
 
@@ -218,11 +223,10 @@ def _tensor(array: Array) -> Tensor:
         header = numpy.lib.format.read_array_header_1_0(stream)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
         raise ValueError("an array's header cannot be read") from None
-    if header != (shape, False, dtype):
-        raise ValueError("an array has another shape or type than it says")
-    start = stream.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(array.data) - start:
-        raise ValueError("an array is not of the size its header says")
+    start, size = stream.tell(), math.prod(shape) * dtype.itemsize
+    fits = header == (shape, False, dtype) and min(shape, default=0) >= 0
+    if not fits or size != len(array.data) - start:
+        raise ValueError("an array has another shape, type or size than it says")
     tensor = torch.from_numpy(numpy.frombuffer(array.data, dtype, offset=start).copy())
     tensor = tensor.reshape(shape)
     return tensor.view(torch.bfloat16) if array.dtype == _BFLOAT16 else tensor
@@ -332,14 +336,16 @@ class RegistrationReply(Reply):
     missing: None = None
 
 
-SCHEMAS: dict[str, tuple[type[Reply], frozenset[str]]] = {
-    REGISTER: (RegistrationReply, frozenset()),
-    STATISTICS: (Reply, frozenset({"reply"})),
-    TRAIN: (UpdateReply, frozenset({"weights", "extras"})),
-    ASK: (Reply, frozenset({"reply"})),
-    EVALUATE: (Reply, frozenset({"scores"})),
+KINDS: dict[str, tuple[type[Reply], tuple[str, ...], str, str]] = {
+    REGISTER: (RegistrationReply, (), "register", "register"),
+    STATISTICS: (Reply, ("reply",), "statistics", "statistics"),
+    TRAIN: (UpdateReply, ("weights", "extras"), "train", "update"),
+    ASK: (Reply, ("reply",), "ask", "answer"),
+    EVALUATE: (Reply, ("scores",), "evaluate", "scores"),
 }
-"""The schema of a reply, and its parts that are checked elsewhere, by kind of request."""
+"""By kind of request: the schema of a reply, its parts that are checked elsewhere, and what request
+and reply are called in the ledger.
+"""
 
 
 def read_reply(kind: str, records: RecordDict) -> Payload:
@@ -350,8 +356,8 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
             line.
     """
     payload = Payload.from_records(records)
-    schema, parts = SCHEMAS[kind]
-    for name in sorted(payload.parts.keys() - parts):
+    schema, parts, _, _ = KINDS[kind]
+    for name in sorted(payload.parts.keys() - set(parts)):
         message = payload.parts.pop(name)
         if message.tensors:
             raise ValueError(f"its part {plain_text(name, 40)!r} holds a tensor")

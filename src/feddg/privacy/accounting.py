@@ -1,7 +1,7 @@
 """Privacy accounting: epsilon of releases with Gaussian noise, and the account of a run."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +11,7 @@ from feddg.diagnostics import warn
 from feddg.errors import BudgetSpent, ExperimentError, RunError
 from feddg.privacy.defence import RowsFolder
 from feddg.records import PRIVACY, PRIVACY_ROWS, PrivacyRow
-from feddg.settings import PrivacySettings
+from feddg.settings import PrivacySettings, grouped
 
 MOST_NOISE = 1e4
 """Largest noise, as a multiple of the sensitivity; with more a release says nothing."""
@@ -55,7 +55,6 @@ def together(noises: Sequence[float]) -> float:
     return total**-0.5 if total else math.inf
 
 
-@cache
 def accountants_epsilon(noise: float, delta: float) -> float:
     """Returns the epsilon of one release at a delta, computed by dp-accounting.
 
@@ -168,12 +167,15 @@ class Account:
 
     Args:
         write: stores a row; it is on disk when the call returns.
+        rows: those that are stored already.
     """
 
-    def __init__(self, write: Callable[[PrivacyRow], None] = lambda row: None) -> None:
-        self._write = write
-        self._known: dict[tuple[str, Unit], dict[int, list[float]]] = defaultdict(dict)
-        self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
+    def __init__(
+        self,
+        write: Callable[[PrivacyRow], None] = lambda row: None,
+        rows: Sequence[PrivacyRow] = (),
+    ) -> None:
+        self._write, self._rows = write, [*rows]
 
     def charge(self, release: Release, delta: float, budget: float | None = None) -> None:
         """Records a release before it is made.
@@ -197,7 +199,7 @@ class Account:
         row = PrivacyRow(**fields, epsilon=epsilon, budget=budget)
         for _ in range(release.times):
             self._write(row)
-            self.enter(row)
+            self._rows.append(row)
 
     def affords(self, release: Release, delta: float, budget: float | None) -> bool:
         """Whether a release would stay within a budget."""
@@ -205,29 +207,14 @@ class Account:
 
     def after(self, release: Release, delta: float) -> float:
         """Returns the epsilon of all releases of this kind and unit, with this one."""
-        key = release.message, release.unit
-        if release.rate < 1 or self._secret[key]:
-            more = [(release.noise, release.rate)] * release.times
-            return sampled_epsilon(tuple(sorted(self._secret[key] + more)), delta)
-        return accountants_epsilon(self._least_noise(release), delta)
-
-    def _least_noise(self, release: Release) -> float:
-        """Returns the single noise that costs as much as the client charged most has spent."""
-        spent_before = self._known[release.message, release.unit]
-        more_noise = [release.noise] * release.times
-        taking_part = {id: spent_before.get(id, []) + more_noise for id in release.clients}
-        # What others spent stays; no client may have spent more than is said.
-        spent = [together(noises) for noises in (spent_before | taking_part).values()]
-        return min(spent, default=math.inf)
-
-    def enter(self, row: PrivacyRow) -> None:
-        """Adds a row that is already stored."""
-        key = row.message, row.unit
-        if row.rate < 1:
-            self._secret[key].append((row.noise, row.rate))
-            return
-        for id in row.clients:
-            self._known[key].setdefault(id, []).append(row.noise)
+        kind = release.message, release.unit
+        before = [row for row in self._rows if (row.message, row.unit) == kind]
+        releases: list[PrivacyRow | Release] = [*before, *[release] * release.times]
+        if any(one.rate < 1 for one in releases):
+            return sampled_epsilon(tuple(sorted((r.noise, r.rate) for r in releases)), delta)
+        spent = grouped((id, one.noise) for one in releases for id in one.clients)
+        # No client may have spent more than is said, also of those that are not in this one.
+        return accountants_epsilon(min(map(together, spent.values()), default=math.inf), delta)
 
 
 def open_account(folder: RowsFolder, rounds: int, *, every_round: bool) -> Account:
@@ -244,27 +231,21 @@ def open_account(folder: RowsFolder, rounds: int, *, every_round: bool) -> Accou
     path, rows = folder.path / PRIVACY, PRIVACY_ROWS.read(folder.path / PRIVACY)
     if rows:
         folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
-    account = Account(write=lambda row: folder.append(PRIVACY, [row]))
     missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
     if every_round and missing:
         raise RunError(
             f"{path} lacks round {min(missing)}: what was spent on it is not known, so nothing "
             "more can be promised; put the file back, or begin a new run"
         )
-    for row in rows:
-        account.enter(row)
-    return account
+    return Account(lambda row: folder.append(PRIVACY, [row]), rows)
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:
-    """Warns about an epsilon that protects nothing; refuses styles that would be only noise.
+    """Warns about an epsilon that protects nothing.
 
     Args:
         privacy: the settings.
         clients: number of clients.
-
-    Raises:
-        ExperimentError: a style would be only noise; the message says which epsilon is possible.
     """
     epsilons = {
         name: value
@@ -284,36 +265,33 @@ def require_meaning(privacy: PrivacySettings, clients: int) -> None:
             f"delta {privacy.delta:g} allows one of {clients} clients to be given away.",
             f"Set privacy.delta below {1 / clients:g}.",
         )
-    if privacy.style_epsilon is not None:
-        noise = gaussian_noise(privacy.style_epsilon, privacy.delta)
-        least = gaussian_epsilon(MOST_STYLE_NOISE, privacy.delta)
-        require_bearable("style_epsilon", privacy.style_epsilon, noise, least, MOST_STYLE_NOISE)
 
 
-def require_bearable(
-    name: str, epsilon: float, noise: float, least: float, most: float = MOST_NOISE
-) -> None:
-    """Raises ExperimentError if an epsilon needs so much noise that nothing is left.
+def bearable_noise(
+    privacy: PrivacySettings,
+    name: str,
+    releases: int = 1,
+    sensitivity: int = 1,
+    most: float = MOST_NOISE,
+) -> float:
+    """Returns the noise with which several releases together meet an epsilon, rounded up.
 
     Args:
-        name: the field of ``privacy``.
-        epsilon: the requested value.
-        noise: the noise it needs, over the sensitivity.
-        least: the smallest possible epsilon.
+        privacy: the settings.
+        name: its field with the epsilon.
+        releases: how many releases have data of the same client or image.
+        sensitivity: the distance between neighbouring data sets, in norms.
         most: the largest useful noise.
+
+    Raises:
+        ExperimentError: under it nothing is left; the message says which epsilon is possible.
     """
+    epsilon, delta = getattr(privacy, name), privacy.delta
+    noise = rounded_up(gaussian_noise(epsilon, delta) * math.sqrt(releases) * sensitivity)
     if noise > most:
+        least = gaussian_epsilon(most / math.sqrt(releases), delta)
         raise ExperimentError(
             f"privacy.{name} {epsilon:g} would need noise of {noise:.3g} times the norm, under "
             f"which nothing is learned; {least:.2g} is the least that can be met"
         )
-
-
-def require_afforded(privacy: PrivacySettings, once: float) -> None:
-    """Raises ExperimentError if a single round, which costs ``once``, exceeds epsilon."""
-    if privacy.epsilon is not None and once > privacy.epsilon:
-        raise ExperimentError(
-            f"privacy.epsilon {privacy.epsilon:g} cannot be met with noise_multiplier "
-            f"{privacy.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
-            f"least {once * 1.0005:.4g}, or leave out noise_multiplier: it is chosen then"
-        )
+    return noise

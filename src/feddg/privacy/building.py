@@ -50,11 +50,9 @@ class Defences:
     def sends(self) -> dict[str, EntrySchema]:
         """The schemas of what the defences add to a client's messages."""
         return {
-            f"{purpose}/{defence.name}/{name}": schema
+            entry.replace("/", f"/{defence.name}/", 1): schema
             for defence in self.defences
-            for purpose, _, name, schema in (
-                (*k.partition("/"), v) for k, v in defence.sends.items()
-            )
+            for entry, schema in defence.sends.items()
         }
 
     def initial_extras(self) -> Weights:

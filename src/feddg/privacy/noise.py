@@ -16,16 +16,13 @@ from feddg.errors import BudgetSpent, ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, State
 from feddg.privacy.accounting import (
-    MOST_NOISE,
+    MOST_STYLE_NOISE,
     Account,
     Release,
+    bearable_noise,
     gaussian_epsilon,
-    gaussian_noise,
     open_account,
-    require_afforded,
-    require_bearable,
     require_meaning,
-    rounded_up,
     sampled_epsilon,
     sampled_noise,
 )
@@ -59,9 +56,14 @@ _OPEN_RECORDS = "which is taken from images without noise"
 
 
 class _Charged(Defence):
-    """A defence that charges what it releases to the account of its run."""
+    """A defence that charges what it releases to the account of its run.
+
+    Attributes:
+        budget: the field of its settings with the largest epsilon of all that it releases.
+    """
 
     Settings = PrivacySettings
+    budget: ClassVar[str]
 
     def __init__(self, settings: PrivacySettings | None = None) -> None:
         super().__init__(settings)
@@ -71,6 +73,26 @@ class _Charged(Defence):
         """Goes on with the account in the run's folder."""
         self.account = open_account(folder, rounds, every_round=self.noised)
 
+    def _release(self, round: int, clients: Sequence[int]) -> Release | None:
+        """Returns what a round with these clients releases, or None; before round 1 it is 0."""
+        raise NotImplementedError
+
+    def affords(self, round: int, clients: Sequence[int]) -> bool:
+        """See :class:`Defence`."""
+        release, chosen = self._release(round, clients), self.settings
+        budget = getattr(chosen, self.budget)
+        return release is None or self.account.affords(release, chosen.delta, budget)
+
+    def _charge(self, round: int, clients: Sequence[int]) -> None:
+        """Charges a round's release.
+
+        Raises:
+            BudgetSpent: it must not be made.
+        """
+        release, chosen = self._release(round, clients), self.settings
+        if release is not None:
+            self.account.charge(release, chosen.delta, getattr(chosen, self.budget))
+
 
 @register
 class Clipping(_Charged):
@@ -79,6 +101,7 @@ class Clipping(_Charged):
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     clips = True
+    budget = "epsilon"
     _BREAKS: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_UPDATES,
         EXTRAS: _OPEN_UPDATES,
@@ -150,8 +173,7 @@ class Clipping(_Charged):
         if self.secret_rate is not None:
             rounds = self._schedule.rounds
             return sampled_noise(chosen.epsilon, chosen.delta, self.secret_rate, rounds)
-        needed = gaussian_noise(chosen.epsilon, chosen.delta) * math.sqrt(self._schedule.most)
-        return rounded_up(needed * self._sensitivity)
+        return bearable_noise(chosen, "epsilon", self._schedule.most, self._sensitivity)
 
     @property
     def _sensitivity(self) -> int:
@@ -175,35 +197,28 @@ class Clipping(_Charged):
 
     def _require_met(self) -> None:
         """Raises ExperimentError if epsilon cannot be met; names a value that can."""
-        chosen = self.settings
+        chosen, rate = self.settings, self.secret_rate
         if not chosen.epsilon:
             return
-        given = chosen.noise_multiplier / self._sensitivity
-        if not given and self.secret_rate is None:
-            least = gaussian_epsilon(MOST_NOISE / self._schedule.most**0.5, chosen.delta)
-            require_bearable("epsilon", chosen.epsilon, self.multiplier, least)
-        if given:
-            rate = self.secret_rate
-            once = gaussian_epsilon(given, chosen.delta)
-            once = once if rate is None else sampled_epsilon(((given, rate),), chosen.delta)
-            require_afforded(chosen, once)
+        noise = (self.multiplier if rate is None else chosen.noise_multiplier) / self._sensitivity
+        once = 0.0  # for secret draws the noise is chosen later, so that it meets epsilon
+        if rate is None:
+            once = gaussian_epsilon(noise, chosen.delta)
+        elif noise:
+            once = sampled_epsilon(((noise, rate),), chosen.delta)
+        if once > chosen.epsilon:
+            raise ExperimentError(
+                f"privacy.epsilon {chosen.epsilon:g} cannot be met with noise_multiplier "
+                f"{chosen.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
+                f"least {once * 1.0005:.4g}, or leave out noise_multiplier: it is chosen then"
+            )
 
-    def _release(self, round: int, clients: Sequence[int]) -> Release:
+    def _release(self, round: int, clients: Sequence[int]) -> Release | None:
+        if not self.noised:
+            return None
         where, rate = self.settings.noised_at, self.secret_rate or 1.0
         noise = self.multiplier / self._sensitivity
         return Release("update", round, clients, noise, noised_at=where, rate=rate)
-
-    def affords(self, round: int, clients: Sequence[int]) -> bool:
-        """See :class:`Defence`."""
-        chosen = self.settings
-        if not chosen.epsilon:
-            return True
-        return self.account.affords(self._release(round, clients), chosen.delta, chosen.epsilon)
-
-    def _charge(self, round: int, clients: Sequence[int]) -> None:
-        if self.noised:
-            release = self._release(round, clients)
-            self.account.charge(release, self.settings.delta, self.settings.epsilon)
 
     @property
     def adaptive(self) -> bool:
@@ -292,16 +307,12 @@ class Clipping(_Charged):
         secret = self.secret_rate
         expected = updates if secret is None else secret * self._schedule.clients
         noise, count_noise = self.noise(expected)
-        weights = dict(state.weights)
-        for name, tensor in weights.items():
-            if name not in self.facts.trained:
-                weights[name] = sent[name]
-            elif noise and not self.at_clients:
-                before = sent[name].double()
-                change = (tensor.double() - before) * (updates / expected)
-                change = add_noise(change, noise * norm / expected)
-                weights[name] = (before + change).to(tensor.dtype)
-        state.weights = weights
+        if noise and not self.at_clients:
+            deviation, part = noise * norm / expected, updates / expected
+            state.weights = _noised(state.weights, sent, self.facts, deviation, part)
+        else:
+            trained = {name: state.weights[name] for name in self.facts.trained}
+            state.weights = {name: trained.get(name, sent[name]) for name in state.weights}
         if self.adaptive:
             # A robust rule makes one update of all; each client's own says whether it was clipped.
             bits = [*round.scratch[self].get(_CLIPPED, {}).values()]
@@ -323,13 +334,16 @@ class Clipping(_Charged):
         return (noise**-2 - (2 * count_noise) ** -2) ** -0.5, count_noise
 
 
-def _noised(trained: Weights, sent: Weights, facts: WeightNames, deviation: float) -> Weights:
-    """Returns weights with noise on their change; entries not trained are those that were sent."""
+def _noised(
+    trained: Weights, sent: Weights, facts: WeightNames, deviation: float, share: float = 1.0
+) -> Weights:
+    """Returns weights with noise on a share of their change; what is not trained is as sent."""
     weights = {name: sent[name] for name in trained}
     for name in facts.trained:
         before = sent[name].double()
-        change = add_noise(trained[name].double() - before.to(trained[name].device), deviation)
-        weights[name] = (before + change.to(before)).to(trained[name].dtype)
+        change = (trained[name].double() - before.to(trained[name].device)) * share
+        noised = add_noise(change, deviation).to(before)
+        weights[name] = (before + noised).to(trained[name].dtype)
     return weights
 
 
@@ -361,17 +375,14 @@ class NoisedRecords(_Charged):
         "without, or set model.normalization to frozen",
     }
     noised = True
+    budget = "record_epsilon"
     record_noise: RecordNoise
 
     def __init__(self, settings: PrivacySettings, schedule: Schedule, epochs: int) -> None:
         super().__init__(settings)
         self._epochs = epochs
-        assert settings.record_epsilon is not None
-        once = gaussian_noise(settings.record_epsilon, settings.delta)
-        needed = rounded_up(once * math.sqrt(schedule.most * epochs))
-        least = gaussian_epsilon(MOST_NOISE / math.sqrt(schedule.most * epochs), settings.delta)
-        require_bearable("record_epsilon", settings.record_epsilon, needed, least)
-        self.record_noise = RecordNoise(needed, settings.record_norm)
+        noise = bearable_noise(settings, "record_epsilon", schedule.most * epochs)
+        self.record_noise = RecordNoise(noise, settings.record_norm)
 
     @property
     def diagnostic(self) -> Diagnostic:
@@ -388,19 +399,13 @@ class NoisedRecords(_Charged):
         noise, times = self.record_noise.multiplier, self._epochs
         return Release("update", round, clients, noise, "image", "client", times=times)
 
-    def affords(self, round: int, clients: Sequence[int]) -> bool:
-        """See :class:`Defence`."""
-        chosen, release = self.settings, self._release(round, clients)
-        return self.account.affords(release, chosen.delta, chosen.record_epsilon)
-
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
         """Charges the account for the epochs that these clients will train.
 
         Raises:
             BudgetSpent: the clients must not be asked.
         """
-        chosen, release = self.settings, self._release(round.number, round.clients)
-        self.account.charge(release, chosen.delta, chosen.record_epsilon)
+        self._charge(round.number, round.clients)
         return broadcast
 
     def protect(self, update: Update, received: Weights, message: Message) -> Update:
@@ -433,13 +438,13 @@ class NoisedStyles(_Charged):
 
     name = "noised_styles"
     summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
+    budget = "style_epsilon"
     style_noise: StyleNoise
 
     def __init__(self, settings: PrivacySettings) -> None:
         super().__init__(settings)
-        assert settings.style_epsilon is not None
-        multiplier = rounded_up(gaussian_noise(settings.style_epsilon, settings.delta))
-        self.style_noise = StyleNoise(multiplier, settings.style_unit, settings.style_norm)
+        noise = bearable_noise(settings, "style_epsilon", most=MOST_STYLE_NOISE)
+        self.style_noise = StyleNoise(noise, settings.style_unit, settings.style_norm)
 
     @property
     def diagnostic(self) -> Diagnostic:
@@ -452,17 +457,18 @@ class NoisedStyles(_Charged):
         )
         return note("style-privacy", text)
 
+    def _release(self, round: int, clients: Sequence[int]) -> Release | None:
+        noise, unit = self.style_noise.multiplier, self.settings.style_unit
+        return None if round else Release("statistics", 0, clients, noise, unit, "client")
+
     def describing(self, clients: Sequence[int]) -> None:
         """Charges the account for the styles that these clients will send.
 
         Raises:
             BudgetSpent: they have already sent them.
         """
-        chosen, noise = self.settings, self.style_noise.multiplier
-        where, unit = "client", chosen.style_unit
-        release = Release("statistics", 0, clients, noise, unit, where)  # type: ignore[arg-type]
         try:
-            self.account.charge(release, chosen.delta, chosen.style_epsilon)
+            self._charge(0, clients)
         except BudgetSpent as error:
             raise BudgetSpent(
                 f"{error}: an earlier try sent its noised styles and ended before round 1 was "

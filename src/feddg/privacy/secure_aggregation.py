@@ -22,7 +22,7 @@ from torch import Tensor
 
 from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, Diverged, NotEnoughUpdates
-from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
+from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, joined
 from feddg.methods.base import Method, Round, name_clients
 from feddg.privacy.defence import (
     AGGREGATION,
@@ -289,9 +289,9 @@ class SecureAggregation(Defence):
     sums = True
     extra = "secure"
 
-    def __init__(self, settings: Any = None, *, alike: bool = False) -> None:
+    def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
-        self.alike = alike
+        self.alike = False
         """Whether all clients have the same weight, as with clipping."""
         self.steps = True
         """Whether updates come from training; sums over images may have any size."""
@@ -378,12 +378,7 @@ class SecureAggregation(Defence):
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message:
         """At client ``id``: answers a step of the protocol; ``secrets`` belong to this client."""
-        steps: dict[str, Callable[..., Message]] = {
-            KEYS: self._keys,
-            SHARES: self._shares,
-            CHECK: self._check,
-            UNMASK: self._unmask,
-        }
+        steps = {KEYS: self._keys, SHARES: self._shares, CHECK: self._check, UNMASK: self._unmask}
         if name not in steps:
             raise ClientError(f"knows no step {name!r} of secure aggregation")
         if name != KEYS and _number(secrets, "round") != round:
@@ -618,27 +613,24 @@ class _Round:
         survivors = self._enough(updates)
         self._defence.keep_opened(self._broadcast.round, survivors)
         opened = self._unmasked(members, survivors, shared, ids)
-        lost = [id for id in members if id not in updates]
-        seeds = [combined(opened[id], self._needed) for id in survivors]
-        secret = [(id, combined(opened[id], self._needed)) for id in lost]
-        public = {id: bytes(keys[place, 0].tolist()) for place, id in enumerate(ids)}
-        liars = [
-            id
-            for id, seed in zip(survivors, seeds)
-            if commitment(seed) != bytes(shared[id].tensors["commitment"].tolist())
-        ]
-        liars += [id for id, private in secret if public_key(private) != public[id]]
+        secrets = {id: combined(shares, self._needed) for id, shares in opened.items()}
+        seeds = {id: secrets.pop(id) for id in survivors}  # of the others it is the private key
+        promised = {id: bytes(shared[id].tensors["commitment"].tolist()) for id in survivors}
+        public = dict(zip(ids, _bytes(keys[:, 0])))
+        liars = [id for id, seed in seeds.items() if commitment(seed) != promised[id]]
+        liars += [id for id, private in secrets.items() if public_key(private) != public[id]]
         for id in liars:
             self._refuse(id, "shared another secret than it committed itself to")
         masked = [updates[id].extras.tensors[MASKED] for id in survivors]
         sums = [tensor.numpy().view(numpy.uint64) for tensor in masked]
-        total = unmasked(sums, seeds, secret, [(id, public[id]) for id in survivors])
+        left = [(id, public[id]) for id in survivors]
+        total = unmasked(sums, [*seeds.values()], [*secrets.items()], left)
         return self._update(total, [updates[id] for id in survivors], liars)
 
     def _keys(self, clients: list[int]) -> tuple[list[int], Tensor]:
         """Returns the ids of clients with valid keys, ascending, and the keys ``(n, 2, 32)``."""
         replies = self._asked(clients, KEYS, Message(), {"keys": ((2, SECRET), torch.uint8)})
-        pairs = {id: [bytes(k.tolist()) for k in m.tensors["keys"]] for id, m in replies.items()}
+        pairs = {id: _bytes(reply.tensors["keys"]) for id, reply in replies.items()}
         times = Counter(key for pair in pairs.values() for key in set(pair))
         for id, pair in pairs.items():
             if len(set(pair)) < 2:
@@ -719,17 +711,13 @@ class _Round:
         if len(replies) < self._needed:
             raise self._too_few(self._needed, len(replies))
         for id, reply in replies.items():
-            rows = {
-                other: bytes(row.tolist()) for other, row in zip(members, reply.tensors["opened"])
-            }
             place, wrong = ids.index(id), []
-            for other, share in rows.items():
-                proof = shared[other].tensors["commitments"][place, int(other in survivors)]
-                if not self._held[id][other]:
-                    continue
-                if commitment(share) == bytes(proof.tolist()):
+            for other, share in zip(members, _bytes(reply.tensors["opened"])):
+                of_key, of_seed = _bytes(shared[other].tensors["commitments"][place])
+                proof = of_seed if other in survivors else of_key
+                if self._held[id][other] and commitment(share) == proof:
                     shares[other][place] = share
-                else:
+                elif self._held[id][other]:
                     wrong.append(other)
             if wrong:
                 self._refuse(id, f"opened other shares of {name_clients(wrong)} than it was given")
@@ -766,9 +754,8 @@ class _Round:
         )
 
     def _trained(self, members: list[int]) -> dict[int, Update]:
-        extras = self._broadcast.extras
-        named = {f"{self._defence.name}/members": torch.tensor(members)}
-        broadcast = replace(self._broadcast, extras=Message(extras.tensors | named, extras.scalars))
+        told = Message({f"{self._defence.name}/members": torch.tensor(members)})
+        broadcast = replace(self._broadcast, extras=joined(self._broadcast.extras, told))
         length = 1 + sum(tensor.numel() for tensor in broadcast.weights.values())
         updates: dict[int, Update] = {}
         for reply in self._transport.train(members, broadcast):

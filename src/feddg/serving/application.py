@@ -97,14 +97,13 @@ HEADERS = {
 def _split(address: str) -> SplitResult:
     """Returns the parts of an address; empty parts if it is invalid."""
     try:
-        parts = urlsplit(address)
-        return parts if parts.hostname else urlsplit("")
+        return urlsplit(address)
     except ValueError:
         return urlsplit("")
 
 
-def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> HTTPException | None:
-    """Returns the error for a request that is not meant for this server, or None.
+def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> JSONResponse | None:
+    """Returns the answer to a request that is not meant for this server, or None.
 
     Args:
         method: HTTP method.
@@ -113,17 +112,14 @@ def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> HTTPExc
     """
     named = headers.getlist("host")
     if len(named) != 1 or _split(f"//{named[0]}").hostname not in hosts:
-        return HTTPException(
-            HTTPStatus.MISDIRECTED_REQUEST,
-            "this server does not answer to that name; its operator can add it with --known-as",
-        )
+        fault = "this server does not answer to that name; its operator can add it with --known-as"
+        return JSONResponse({"detail": fault}, HTTPStatus.MISDIRECTED_REQUEST)
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     foreign = origin is not None and _split(origin).netloc.lower() != named[0].lower()
     reads = method in ("GET", "HEAD")
     if not reads and (foreign or site not in ("same-origin", "none")):
-        return HTTPException(
-            HTTPStatus.FORBIDDEN, "requests from pages of other web sites are refused"
-        )
+        fault = "requests from pages of other web sites are refused"
+        return JSONResponse({"detail": fault}, HTTPStatus.FORBIDDEN)
     return None
 
 
@@ -388,15 +384,13 @@ def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSON
 
     If some files can be used, the request succeeds; the others give the reason.
     """
+    names = classifier.class_names
     images = [
         ImageAnswer(
             name=image.file,
             label=image.label,
             confidence=rounded(image.confidence),
-            probabilities={
-                name: round(share, 6)
-                for name, share in zip(classifier.class_names, image.probabilities)
-            },
+            probabilities=dict(zip(names, (round(p, 6) for p in image.probabilities))),
             energy=rounded(image.energy),
             unlike_training=image.unlike_training,
             reason=image.reason,
@@ -457,10 +451,7 @@ def create_application(
         request: Request, call_next: Callable[[Request], Awaitable[Response]]
     ) -> Response:
         refusal = refusal_of(request.method, request.headers, names)
-        if refusal is None:
-            reply = await call_next(request)
-        else:
-            reply = JSONResponse({"detail": refusal.detail}, refusal.status_code)
+        reply = refusal or await call_next(request)
         reply.headers.update(HEADERS)
         return reply
 
