@@ -205,7 +205,7 @@ def _is_attackable(key: str, schema: EntrySchema, method: Method, context: Schem
 def _has_rows(schema: EntrySchema, method: Method, context: SchemaContext) -> bool:
     shape = _shape(schema, method, context)
     first = shape[0] if shape else 0
-    of_sender = isinstance(first, str) and context.dimension(first) is None
+    of_sender = isinstance(first, str) and first not in context.dimensions
     return of_sender or (first == 1 and len(shape) > 1)
 
 
