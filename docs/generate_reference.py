@@ -88,7 +88,8 @@ def _is_part(field: FieldInfo) -> bool:
 def _table(title: str, prefix: str, fields: dict[str, FieldInfo], level: str = "##") -> str:
     rows = [f"{level} {title}", "", "| field | meaning | values | default |", "|---|---|---|---|"]
     for name, field in fields.items():
-        cells = (f"`{prefix}{name}`", field.description or "", _values(field), _default(field))
+        meaning = " ".join((field.description or "").split())
+        cells = (f"`{prefix}{name}`", meaning, _values(field), _default(field))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 

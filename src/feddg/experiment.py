@@ -368,15 +368,13 @@ def complete(fields: Mapping[str, object]) -> Fields:
     built = method(**full.get("method", {}).get("settings", {}))
     resolved = {"name": method.name, "settings": built.settings.model_dump(mode="json")}
     defences = [resolved_choice(choice) for choice in full.get("defences", ())]
-    return _decide(
-        {
-            **full,
-            "preset": preset,
-            "data": _with_options(full.get("data", {})),
-            "method": resolved,
-            "defences": defences,
-        }
-    )
+    full |= {"preset": preset, "data": _with_options(full.get("data", {}))}
+    model = dict(full.get("model", {}))
+    if isinstance(model.get("weights"), str) and model["weights"].lower() == "none":
+        model["weights"] = None
+    if model.get("normalization", "auto") == "auto":
+        model["normalization"] = "frozen" if model.get("weights") else "train"
+    return full | {"model": model, "method": resolved, "defences": defences}
 
 
 def _method_of(fields: Fields) -> type[Method]:
@@ -453,8 +451,6 @@ def _with_possible_clients(full: Fields, given: Fields) -> Fields:
         ExperimentError: the user asks for more.
     """
     clients = full.get("clients", {})
-    if not isinstance(clients, dict):
-        return full
     if "partition" in clients and counts_clients(str(clients["partition"])):
         return full  # the images say how many there are
     number, per_round = clients.get("number"), clients.get("per_round")
@@ -483,15 +479,6 @@ def _with_possible_head(full: Fields, given: Fields) -> Fields:
     if train.get("head") == "random" or asked or not (clipped or full.get("defences")):
         return full
     return merge(full, {"train": {"head": "random"}})
-
-
-def _decide(full: Fields) -> Fields:
-    model = dict(full.get("model", {}))
-    if isinstance(model.get("weights"), str) and model["weights"].lower() == "none":
-        model["weights"] = None
-    if model.get("normalization", "auto") == "auto":
-        model["normalization"] = "frozen" if model.get("weights") else "train"
-    return {**full, "model": model}
 
 
 def _explain(error: ValidationError) -> str:

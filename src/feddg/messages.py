@@ -60,13 +60,13 @@ def on_device(tensors: Weights, device: torch.device) -> Weights:
     """
     if device.type == "cpu" or all(tensor.device.type != "cpu" for tensor in tensors.values()):
         return {name: tensor.to(device) for name, tensor in tensors.items()}
-    packed = Packed(tensors)
+    packed = Packed({name: t for name, t in tensors.items() if t.device.type == "cpu"})
     there = packed.parts(packed.buffer.pin_memory().to(device, non_blocking=True))
     return {name: there[name] if name in there else t.to(device) for name, t in tensors.items()}
 
 
 class Packed:
-    """The named tensors that lie in the host's memory, one after the other in one buffer.
+    """Named tensors of one device, one after the other in one buffer there.
 
     Attributes:
         buffer: ``(bytes,)`` uint8.
@@ -75,15 +75,15 @@ class Packed:
 
     def __init__(self, tensors: Weights) -> None:
         layout: list[tuple[str, int, torch.dtype, torch.Size, tuple[int, ...]]] = []
-        end = 0
-        here = {name: t.detach() for name, t in tensors.items() if t.device.type == "cpu"}
-        for name, tensor in here.items():
-            like = torch.empty_like(tensor, device="meta")
+        end, device = 0, torch.device("cpu")
+        for name, tensor in tensors.items():
+            like, device = torch.empty_like(tensor, device="meta"), tensor.device
             layout.append((name, end, like.dtype, like.shape, like.stride()))
             end = after(end, like.nbytes)
-        self.layout, self.buffer = tuple(layout), torch.empty(end, dtype=torch.uint8)
+        self.layout = tuple(layout)
+        self.buffer = torch.empty(end, dtype=torch.uint8, device=device)
         for name, part in self.parts(self.buffer).items():
-            part.copy_(here[name])
+            part.copy_(tensors[name].detach())
 
     def parts(self, buffer: Tensor) -> Weights:
         """Returns the tensors as views of the buffer, or of a copy of it elsewhere."""
@@ -386,10 +386,10 @@ class SchemaContext:
     whole: bool = True
     gradients: Callable[[Iterable[str]], list[Tensor]] | None = None
 
-    def dimension(self, name: str) -> int | None:
-        """Returns a known dimension by name, or None."""
-        lengths = {"classes": self.classes, "clients": self.clients, "features": self.features}
-        return lengths.get(name)
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """The known dimensions by name."""
+        return {"classes": self.classes, "clients": self.clients, "features": self.features}
 
 
 Range = tuple[float | Tensor, float | Tensor]
@@ -518,19 +518,13 @@ class EntrySchema:
     def _range(self, method: object, context: SchemaContext, name: str) -> Range:
         if self.within is not None:
             return self.within(method, context, name)
-        return self.low, _dimension(context, self.high) - 1 if isinstance(
-            self.high, str
-        ) else self.high
+        if isinstance(self.high, str):
+            return self.low, context.dimensions[self.high] - 1
+        return self.low, self.high
 
     def _most_rows(self, context: SchemaContext) -> int:
-        most = context.images if self.rows == "images" else _dimension(context, self.rows)
+        most = context.images if self.rows == "images" else context.dimensions[self.rows]
         return MOST_ROWS if most is None else min(most, MOST_ROWS)
-
-
-def _dimension(context: SchemaContext, name: str) -> int:
-    dimension = context.dimension(name)
-    assert dimension is not None, f"a schema refers to the unknown dimension {name!r}"
-    return dimension
 
 
 def _range_check(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> Check:
@@ -605,9 +599,8 @@ def _fits(
 ) -> bool:
     if isinstance(wanted, int):
         return length == wanted
-    dimension = context.dimension(wanted)
-    if dimension is not None:
-        return length == dimension
+    if wanted in context.dimensions:
+        return length == context.dimensions[wanted]
     return 1 <= length <= most and bound.setdefault(wanted, length) == length
 
 

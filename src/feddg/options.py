@@ -139,11 +139,9 @@ def assigned(pairs: Iterable[str], flag: str = "--set") -> dict[str, Any]:
 def _value(pair: str, text: str) -> Any:
     import yaml
 
-    try:
+    with suppress(ValueError):
         if "e" in text.lower():
             return float(text)  # YAML reads 1e-4 as a word
-    except ValueError:
-        pass
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -461,20 +459,21 @@ def path_of(field: str) -> str:
     return SHORTHANDS.get(field, field)
 
 
-def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
+def takes(paths: str = "", *, several: bool = False) -> Callable[[Any], Any]:
     """Gives a command the flags of some fields, and ``--set`` for all others.
 
     The command's parameter ``overrides`` receives the experiment's fields that were set; with
     ``several``, its parameter ``axes`` receives the plan's fields.
 
     Args:
-        paths: fields or parts of the experiment, dotted; all flags if there are none.
+        paths: fields or parts of the experiment, dotted, in a line; all flags if there are none.
         several: whether flags take several values where they can.
     """
 
     @functools.cache
     def flags() -> list[str]:
-        return [field for field in FLAGS if not paths or _within(path_of(field), paths)]
+        parts = tuple(f"{part}." for part in paths.split())
+        return [f for f in FLAGS if not parts or f"{path_of(f)}.".startswith(parts)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -540,16 +539,10 @@ def field_of(path: str) -> Any:
 def _fields_called(name: str) -> list[str]:
     """The experiment's fields with a name, dotted: fields of its parts, or a method's settings."""
     from feddg.methods.base import METHODS
-    from feddg.settings import ExperimentSettings, Settings
+    from feddg.settings import ExperimentSettings, leaves
 
-    parts = {
-        part: type(field.default)
-        for part, field in ExperimentSettings.model_fields.items()
-        if isinstance(field.default, Settings)
-    }
-    paths = [f"{part}.{name}" for part, settings in parts.items() if name in settings.model_fields]
-    if name in ExperimentSettings.model_fields and name not in parts:
-        paths.append(name)
+    fields = leaves(ExperimentSettings().model_dump())
+    paths = [path for path in fields if path.rpartition(".")[2] == name]
     if any(name in method.Settings.model_fields for method in METHODS.values()):
         paths.append(f"method.{name}")
     return paths
@@ -592,7 +585,3 @@ def _folder_preset() -> dict[str, Any]:
     file = Path(__file__).parent / "data" / "sets" / "definitions.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return leaves(yaml.load(file.read_text(encoding="utf-8"), loader)["folder"]["preset"])
-
-
-def _within(path: str, parts: tuple[str, ...]) -> bool:
-    return any(path == part or path.startswith(f"{part}.") for part in parts)

@@ -156,7 +156,6 @@ class ManyBars(PlannedRuns):
         """Shows the bar of all runs."""
         self._progress = _bars(self._console, TimeElapsedColumn(), NOTE)
         self._tasks: dict[Path, TaskID] = {}
-        self._shares: dict[Path, float] = {}
         self._total, self._before, self._ended = total, done, 0
         self._started = time.perf_counter()
         self._progress.start()
@@ -167,16 +166,9 @@ class ManyBars(PlannedRuns):
         name = cell.folder.name
         if cell.folder not in self._tasks:
             self._tasks[cell.folder] = self._progress.add_task(name, total=None, note="")
-        bar = self._tasks[cell.folder]
-        if "of" in news:
-            self._progress.update(bar, total=news["of"])
-        if "rounds" in news:
-            total = self._progress.tasks[self._progress.task_ids.index(bar)].total
-            self._shares[cell.folder] = news["rounds"] / total if total else 0.0
-            self._progress.update(bar, completed=news["rounds"])
-        for note in ("work", "scores"):
-            if note in news:
-                self._progress.update(bar, note=news[note])
+        shown = {"of": "total", "rounds": "completed", "work": "note", "scores": "note"}
+        changes = {shown[name]: value for name, value in news.items() if name in shown}
+        self._progress.update(self._tasks[cell.folder], **changes)
         self._progress.update(self._all, note=self._left())
         if not self._console.is_terminal and self._clock() - self._last >= SILENCE_SECONDS:
             self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(cell)}")
@@ -184,7 +176,6 @@ class ManyBars(PlannedRuns):
     def ended(self, outcome: Outcome) -> None:
         """Removes the bar of a run; prints a line if there are no bars, or if it failed."""
         folder = outcome.cell.folder
-        self._shares.pop(folder, None)
         if folder in self._tasks:
             self._progress.remove_task(self._tasks.pop(folder))
         if outcome.status == "completed":
@@ -211,7 +202,8 @@ class ManyBars(PlannedRuns):
 
     def _left(self) -> str:
         """The time left, estimated from what this call has done so far."""
-        work = self._ended + sum(self._shares.values())
+        under_way = (bar.percentage for bar in self._progress.tasks if bar.id != self._all)
+        work = self._ended + sum(under_way) / 100
         left = self._total - self._before - work
         if work < 0.02:
             return ""

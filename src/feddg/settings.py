@@ -83,77 +83,61 @@ class Settings(BaseModel):
         return value
 
 
-class DataSettings(Settings):
+class Described(Settings):
+    """Settings whose fields are described by the texts below them.
+
+    Pydantic takes those from the source, which takes a while: 3 ms a class.
+    """
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class DataSettings(Described):
     """The images and their size."""
 
-    source: str = Field(
-        "folder",
-        description="a data set: digits, folder (any images), a benchmark such as pacs, or a "
-        "registered one",
-    )
-    root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
-    options: Fields = Field(
-        default_factory=dict,
-        description="what the data set itself takes, as columns of a table; docs/data_sets.md",
-    )
-    leave_out: tuple[str, ...] = Field(
-        (), description="domains that are never opened, as if they were not there"
-    )
-    own_split: bool = Field(
-        True,
-        description="in-domain validation and test images as the data set's own split has them, "
-        "where it has one; false draws id_val and id_test",
-    )
-    image_size: int = Field(
-        128, ge=8, le=1024, description="side of the square training images, pixels"
-    )
-    features: int | None = Field(
-        None, ge=1, description="numbers in a row of a table of features; by default as in the file"
-    )
-    resize: Literal["squash", "crop", "pad"] = Field(
-        "squash", description="how other shapes become square"
-    )
-    on_bad_image: Literal["skip", "fail"] = Field(
-        "skip", description="files that cannot be used are left out, or end the run"
-    )
-    range: Literal["auto", "full", "percentile"] = Field(
-        "auto",
-        description="which values are black and white: auto (by the bit depth a domain uses), full "
-        "(all that a file could hold), percentile (1st to 99th of each image and band)",
-    )
-    bands: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (), description="bands that are red, green and blue, from 1, or the one that is grey: 4,3,2"
-    )
-    tile: int | None = Field(
-        None, ge=16, description="larger images are cut into tiles of this side, pixels"
-    )
-    duplicates: Literal["auto", "refuse", "warn", "ignore"] = Field(
-        "auto",
-        description="copies of training images among those that measure: refuse ends the run; "
-        "auto: refuse, but warn for published data sets and splits",
-    )
-    split_file: FixedPath | None = Field(
-        None, description="a benchmark's split CSV; replaces hold_out's random split"
-    )
-    group_by: str | None = Field(
-        None,
-        description="which images belong together and are never split: a regular expression with a "
-        r"part (?P<group>...) of their paths, folder, or none; by default a table's column group, "
-        "and the patients of DICOM files",
-    )
-    subgroups: tuple[str, ...] = Field(
-        (),
-        description="columns of a table whose values results tell apart: scanner, sex, age band",
-    )
-    id_val: Fraction = Field(
-        0.05, description="share of each seen (domain, class) kept for in-domain validation"
-    )
-    id_test: Fraction = Field(
-        0.05, description="share of each seen (domain, class) kept for in-domain test"
-    )
-    pixel_budget_gb: Positive = Field(
-        20.0, description="largest decoded-pixel cache; beyond it images stream"
-    )
+    source: str = "folder"
+    """a data set: digits, folder (any images), a benchmark such as pacs, or a registered one"""
+    root: FixedPath | None = None
+    """the images' folder: root/domain/class/*.jpg"""
+    options: Fields = Field(default_factory=dict)
+    """what the data set itself takes, as columns of a table; docs/data_sets.md"""
+    leave_out: tuple[str, ...] = ()
+    """domains that are never opened, as if they were not there"""
+    own_split: bool = True
+    """in-domain validation and test images as the data set's own split has them, where it has one;
+    false draws id_val and id_test"""
+    image_size: int = Field(128, ge=8, le=1024)
+    """side of the square training images, pixels"""
+    features: int | None = Field(None, ge=1)
+    """numbers in a row of a table of features; by default as in the file"""
+    resize: Literal["squash", "crop", "pad"] = "squash"
+    """how other shapes become square"""
+    on_bad_image: Literal["skip", "fail"] = "skip"
+    """files that cannot be used are left out, or end the run"""
+    range: Literal["auto", "full", "percentile"] = "auto"
+    """which values are black and white: auto (by the bit depth a domain uses), full (all that a
+    file could hold), percentile (1st to 99th of each image and band)"""
+    bands: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """bands that are red, green and blue, from 1, or the one that is grey: 4,3,2"""
+    tile: int | None = Field(None, ge=16)
+    """larger images are cut into tiles of this side, pixels"""
+    duplicates: Literal["auto", "refuse", "warn", "ignore"] = "auto"
+    """copies of training images among those that measure: refuse ends the run; auto: refuse, but
+    warn for published data sets and splits"""
+    split_file: FixedPath | None = None
+    """a benchmark's split CSV; replaces hold_out's random split"""
+    group_by: str | None = None
+    """which images belong together and are never split: a regular expression with a part
+    (?P<group>...) of their paths, folder, or none; by default a table's column group, and the
+    patients of DICOM files"""
+    subgroups: tuple[str, ...] = ()
+    """columns of a table whose values results tell apart: scanner, sex, age band"""
+    id_val: Fraction = 0.05
+    """share of each seen (domain, class) kept for in-domain validation"""
+    id_test: Fraction = 0.05
+    """share of each seen (domain, class) kept for in-domain test"""
+    pixel_budget_gb: Positive = 20.0
+    """largest decoded-pixel cache; beyond it images stream"""
 
     @field_validator("bands", mode="before")
     @classmethod
@@ -176,11 +160,13 @@ class DataSettings(Settings):
         return self.options | ({"subgroups": self.subgroups} if self.subgroups else {})
 
 
-class HoldOut(Settings):
+class HoldOut(Described):
     """Domains that are not trained on. Test domains never select anything."""
 
-    test: tuple[str, ...] = Field((), description="domains the model is tested on")
-    val: tuple[str, ...] = Field((), description="domains that may select a round")
+    test: tuple[str, ...] = ()
+    """domains the model is tested on"""
+    val: tuple[str, ...] = ()
+    """domains that may select a round"""
 
     @field_validator("test", "val", mode="before")
     @classmethod
@@ -188,53 +174,40 @@ class HoldOut(Settings):
         return (value,) if isinstance(value, str) else value or ()
 
 
-class ClientSettings(Settings):
+class ClientSettings(Described):
     """The partition of images over clients, and the number of clients in a round."""
 
-    number: int = Field(
-        10, ge=1, description="clients, N; under the partition client, as many as the images say"
-    )
-    per_round: int | None = Field(
-        None, ge=1, description="clients sampled per round, K; none for all"
-    )
-    partition: str = Field(
-        "heterogeneous",
-        description="who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; "
-        "dirichlet, class_dirichlet, shards; quantity; or client: who really holds the data; see "
-        "docs/data_sets.md",
-    )
-    heterogeneity: Fraction = Field(
-        0.1,
-        description="lambda: 1 = all clients alike (the global domain mix), 0 = one domain each",
-    )
-    alpha: Positive | None = Field(
-        None, description="Dirichlet concentration over labels; none for no label skew"
-    )
-    shards: int | None = Field(
-        None, ge=1, description="label shards per client (McMahan et al. 2017: 2); none for no skew"
-    )
-    quantity_alpha: Positive | None = Field(
-        None, description="Dirichlet concentration over client sizes; none for about equal ones"
-    )
+    number: int = Field(10, ge=1)
+    """clients, N; under the partition client, as many as the images say"""
+    per_round: int | None = Field(None, ge=1)
+    """clients sampled per round, K; none for all"""
+    partition: str = "heterogeneous"
+    """who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; dirichlet,
+    class_dirichlet, shards; quantity; or client: who really holds the data; see
+    docs/data_sets.md"""
+    heterogeneity: Fraction = 0.1
+    """lambda: 1 = all clients alike (the global domain mix), 0 = one domain each"""
+    alpha: Positive | None = None
+    """Dirichlet concentration over labels; none for no label skew"""
+    shards: int | None = Field(None, ge=1)
+    """label shards per client (McMahan et al. 2017: 2); none for no skew"""
+    quantity_alpha: Positive | None = None
+    """Dirichlet concentration over client sizes; none for about equal ones"""
 
 
-class ModelSettings(Settings):
+class ModelSettings(Described):
     """The network that all clients share."""
 
-    backbone: str = Field(
-        "resnet18",
-        description="cnn, cnn_gn (tiny, GroupNorm), or a classification network of torchvision or "
-        "timm (timm:NAME where both have it)",
-    )
-    weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
-    embedding: Literal["none", "linear", "bottleneck"] = Field(
-        "none", description="layer before the classifier (PARDON: linear; CSAC, FedIG: bottleneck)"
-    )
-    normalization: Literal["auto", "train", "frozen"] = Field(
-        "auto",
-        description="batch statistics: train, frozen (PARDON's official setting), or auto: frozen "
-        "where the backbone is pretrained",
-    )
+    backbone: str = "resnet18"
+    """cnn, cnn_gn (tiny, GroupNorm), or a classification network of torchvision or timm (timm:NAME
+    where both have it)"""
+    weights: str | None = None
+    """none, imagenet, or a .safetensors/.pth file"""
+    embedding: Literal["none", "linear", "bottleneck"] = "none"
+    """layer before the classifier (PARDON: linear; CSAC, FedIG: bottleneck)"""
+    normalization: Literal["auto", "train", "frozen"] = "auto"
+    """batch statistics: train, frozen (PARDON's official setting), or auto: frozen where the
+    backbone is pretrained"""
 
     @field_validator("weights")
     @classmethod
@@ -243,97 +216,74 @@ class ModelSettings(Settings):
         return weights if named else str(_absolute(Path(str(weights))))
 
 
-class TrainSettings(Settings):
+class TrainSettings(Described):
     """Local training of a client in one round."""
 
-    rounds: int = Field(20, ge=1, description="rounds, R")
-    local_epochs: int = Field(1, ge=1, description="passes over a client's images per round")
-    local_steps: int | None = Field(
-        None, ge=1, description="optimizer steps per round instead of epochs"
-    )
-    select_every: int | None = Field(
-        None,
-        ge=1,
-        description="a client sends its best model, tried every so many steps on its own "
-        "validation images (FedIG: 20); none for its last",
-    )
-    batch_size: int = Field(32, ge=1, description="images per batch")
-    drop_last: bool = Field(
-        False, description="an epoch's last batch is left out if it is not full, unless it is alone"
-    )
-    optimizer: Literal["adam", "sgd"] = Field("adam", description="the clients' optimizer")
-    keep_optimizer: bool = Field(
-        False, description="clients keep their optimizer's moments from round to round"
-    )
-    lr: Positive = Field(1e-3, description="client learning rate")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
-    weight_decay: NotNegative = Field(0.0, description="how strongly weights are drawn to zero")
-    decay: Literal["all", "weights"] = Field(
-        "all", description="what decays: all, or weights without biases and normalisation layers"
-    )
-    gradient_clipping: Positive | None = Field(
-        None, description="greatest norm of all gradients of a step together; none for any"
-    )
-    augmentation: str | Fields = Field(
-        "none",
-        description="how training images are varied: none, aerial, microscope, a data set's own by "
-        "its name, a registered one, or its fields: {crop_scale: [0.8, 1], flip: 0.5}",
-    )
-    hue: Literal["rotation", "hsv"] = Field(
-        "rotation",
-        description="how an augmentation changes the hue: a rotation at constant luma (faster), or "
-        "the shift in HSV that torchvision and the methods' published codes take",
-    )
-    graphs: bool = Field(
-        False,
-        description="on a GPU, record a training step and replay it as one CUDA graph, where a "
-        "replay does what the step does; not yet tried on a GPU",
-    )
-    schedule: Literal["constant", "cosine", "linear", "step"] = Field(
-        "constant", description="how the learning rate falls from round to round"
-    )
-    schedule_by: Literal["round", "epoch", "step"] = Field(
-        "round", description="how often the rate follows the schedule: within rounds, too"
-    )
-    warmup_rounds: int = Field(
-        0, ge=0, description="first rounds, in which the learning rate rises to its full value"
-    )
-    schedule_final: Fraction = Field(
-        0.0,
-        description="cosine, linear: the share of the learning rate that the schedule would reach "
-        "at the end of the last round",
-    )
-    schedule_steps: tuple[Fraction, ...] = Field(
-        (0.5, 0.75), description="step: after which shares of the rounds the learning rate falls"
-    )
-    schedule_gamma: Positive = Field(
-        0.1, description="step: what the learning rate is multiplied by at each"
-    )
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0, description="share of the true class's target that is spread over all classes"
-    )
-    class_weights: Literal["none", "balanced"] = Field(
-        "none",
-        description="how much an image's class counts: alike, or each class of a client as much as "
-        "its others, by the client's own numbers (rare classes more)",
-    )
-    trainable: Trainable = Field(
-        "all",
-        description="what of the network is trained, and sent each round: all; head, what comes "
-        "after the featurizer; norm+head, normalisation layers as well; lora, low-rank adapters "
-        "and the head (needs peft). The rest is sent once",
-    )
-    lora_rank: int = Field(8, ge=1, description="rank of the adapters that lora trains")
-    head: Literal["random", "ridge"] = Field(
-        "random",
-        description="what the classifier starts from: random weights; or ridge, in closed form "
-        "from sums that all clients send before round 1",
-    )
-    head_rounds: int = Field(
-        0,
-        ge=0,
-        description="first rounds, in which the featurizer stays as it is and all after it trains",
-    )
+    rounds: int = Field(20, ge=1)
+    """rounds, R"""
+    local_epochs: int = Field(1, ge=1)
+    """passes over a client's images per round"""
+    local_steps: int | None = Field(None, ge=1)
+    """optimizer steps per round instead of epochs"""
+    select_every: int | None = Field(None, ge=1)
+    """a client sends its best model, tried every so many steps on its own validation images (FedIG:
+    20); none for its last"""
+    batch_size: int = Field(32, ge=1)
+    """images per batch"""
+    drop_last: bool = False
+    """an epoch's last batch is left out if it is not full, unless it is alone"""
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """the clients' optimizer"""
+    keep_optimizer: bool = False
+    """clients keep their optimizer's moments from round to round"""
+    lr: Positive = 1e-3
+    """client learning rate"""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """SGD only"""
+    weight_decay: NotNegative = 0.0
+    """how strongly weights are drawn to zero"""
+    decay: Literal["all", "weights"] = "all"
+    """what decays: all, or weights without biases and normalisation layers"""
+    gradient_clipping: Positive | None = None
+    """greatest norm of all gradients of a step together; none for any"""
+    augmentation: str | Fields = "none"
+    """how training images are varied: none, aerial, microscope, a data set's own by its name, a
+    registered one, or its fields: {crop_scale: [0.8, 1], flip: 0.5}"""
+    hue: Literal["rotation", "hsv"] = "rotation"
+    """how an augmentation changes the hue: a rotation at constant luma (faster), or the shift in
+    HSV that torchvision and the methods' published codes take"""
+    graphs: bool = False
+    """on a GPU, record a training step and replay it as one CUDA graph, where a replay does what
+    the step does; not yet tried on a GPU"""
+    schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
+    """how the learning rate falls from round to round"""
+    schedule_by: Literal["round", "epoch", "step"] = "round"
+    """how often the rate follows the schedule: within rounds, too"""
+    warmup_rounds: int = Field(0, ge=0)
+    """first rounds, in which the learning rate rises to its full value"""
+    schedule_final: Fraction = 0.0
+    """cosine, linear: the share of the learning rate that the schedule would reach at the end of
+    the last round"""
+    schedule_steps: tuple[Fraction, ...] = (0.5, 0.75)
+    """step: after which shares of the rounds the learning rate falls"""
+    schedule_gamma: Positive = 0.1
+    """step: what the learning rate is multiplied by at each"""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """share of the true class's target that is spread over all classes"""
+    class_weights: Literal["none", "balanced"] = "none"
+    """how much an image's class counts: alike, or each class of a client as much as its others, by
+    the client's own numbers (rare classes more)"""
+    trainable: Trainable = "all"
+    """what of the network is trained, and sent each round: all; head, what comes after the
+    featurizer; norm+head, normalisation layers as well; lora, low-rank adapters and the head (needs
+    peft). The rest is sent once"""
+    lora_rank: int = Field(8, ge=1)
+    """rank of the adapters that lora trains"""
+    head: Literal["random", "ridge"] = "random"
+    """what the classifier starts from: random weights; or ridge, in closed form from sums that all
+    clients send before round 1"""
+    head_rounds: int = Field(0, ge=0)
+    """first rounds, in which the featurizer stays as it is and all after it trains"""
 
     @model_validator(mode="after")
     def _trains_in_full(self) -> "TrainSettings":
@@ -348,114 +298,76 @@ class TrainSettings(Settings):
         return self
 
 
-class ServerSettings(Settings):
+class ServerSettings(Described):
     """Aggregation at the server, and the checks on updates."""
 
-    min_updates: int = Field(
-        1, ge=1, description="fewest good updates a round may be aggregated from"
-    )
-    largest_change: Positive | None = Field(
-        100.0,
-        description="how many times the median change of earlier rounds (in the first: of the "
-        "round) an update's may be long; none for any, as under a defence that replaces the mean",
-    )
-    attempts: int = Field(
-        2,
-        ge=1,
-        description="tries per round, each with newly sampled clients, before the run fails",
-    )
-    weighting: Literal["examples", "uniform"] = Field(
-        "examples",
-        description="how clients count in the mean: by their number of images, or alike; a method "
-        "with weights of its own keeps them",
-    )
-    optimizer: Literal["none", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = Field(
-        "none", description="what is done with the mean of the updates; none takes it as it is"
-    )
-    lr: Positive | None = Field(
-        None,
-        description="server learning rate of the optimizer; none for 1 with fedavgm (Hsu et al. "
-        "2019) and 0.01 otherwise (Reddi et al. 2021 tune it; try 0.001 to 0.1)",
-    )
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="momentum (both papers; Reddi et al. run fedadagrad with 0)"
-    )
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.99, description="memory of the squared changes, fedadam and fedyogi (Reddi et al. 2021)"
-    )
-    tau: Positive = Field(
-        1e-3, description="adaptivity: added to the root of the squares (Reddi et al. 2021)"
-    )
-    averaging: Literal["none", "swa", "ema"] = Field(
-        "none",
-        description="which weights are the result: the last round's (none), the mean of the last "
-        "rounds' (swa), or an exponential mean of all rounds' (ema)",
-    )
-    swa_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.5, description="swa: the share of the rounds, from the end, that are averaged"
-    )
-    ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="ema: how much of the mean a round leaves in place"
-    )
-    wise_ft: Literal["none", "auto"] | Fraction = Field(
-        "none",
-        description="after the last round: share of the averaged weights in a mixture with those "
-        "that training of the whole network started from (WiSE-FT); auto chooses it on in-domain "
-        "validation",
-    )
+    min_updates: int = Field(1, ge=1)
+    """fewest good updates a round may be aggregated from"""
+    largest_change: Positive | None = 100.0
+    """how many times the median change of earlier rounds (in the first: of the round) an update's
+    may be long; none for any, as under a defence that replaces the mean"""
+    attempts: int = Field(2, ge=1)
+    """tries per round, each with newly sampled clients, before the run fails"""
+    weighting: Literal["examples", "uniform"] = "examples"
+    """how clients count in the mean: by their number of images, or alike; a method with weights of
+    its own keeps them"""
+    optimizer: Literal["none", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "none"
+    """what is done with the mean of the updates; none takes it as it is"""
+    lr: Positive | None = None
+    """server learning rate of the optimizer; none for 1 with fedavgm (Hsu et al. 2019) and 0.01
+    otherwise (Reddi et al. 2021 tune it; try 0.001 to 0.1)"""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """momentum (both papers; Reddi et al. run fedadagrad with 0)"""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """memory of the squared changes, fedadam and fedyogi (Reddi et al. 2021)"""
+    tau: Positive = 1e-3
+    """adaptivity: added to the root of the squares (Reddi et al. 2021)"""
+    averaging: Literal["none", "swa", "ema"] = "none"
+    """which weights are the result: the last round's (none), the mean of the last rounds' (swa), or
+    an exponential mean of all rounds' (ema)"""
+    swa_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """swa: the share of the rounds, from the end, that are averaged"""
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """ema: how much of the mean a round leaves in place"""
+    wise_ft: Literal["none", "auto"] | Fraction = "none"
+    """after the last round: share of the averaged weights in a mixture with those that training of
+    the whole network started from (WiSE-FT); auto chooses it on in-domain validation"""
 
 
-class EvaluateSettings(Settings):
+class EvaluateSettings(Described):
     """When and how the global model is evaluated."""
 
-    every: int = Field(
-        1, ge=1, description="rounds between evaluations; the last round is always evaluated"
-    )
-    every_of_last: int = Field(
-        0, ge=0, description="number of final rounds that are all evaluated, whatever every says"
-    )
-    budgets: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (),
-        description="images seen in training, by all clients together, after which the model and "
-        "the means over rounds are measured, in place of every; the last round always is",
-    )
-    batch_size: int = Field(256, ge=1, description="images per batch when measuring")
-    pictures: bool = Field(
-        True,
-        description="show images in the report: some of training as the method stylizes them, some "
-        "of the unseen domain, the surest mistakes; never those of a deployment's sites",
-    )
-    averages: Literal["last_round", "every", "never"] = Field(
-        "last_round",
-        description="when means over rounds are measured beside the last weights; what is served "
-        "always is, and never keeps no other mean",
-    )
-    decision: str | None = Field(
-        None,
-        description="a class, for one against the rest: AUROC, average precision, sensitivity, "
-        "specificity and predictive values, at a threshold chosen on in-domain validation",
-    )
-    specificity: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.95, description="what the decision's threshold reaches on in-domain validation"
-    )
-    sensitivity: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="the same for sensitivity, in place of specificity"
-    )
-    prevalence: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None,
-        description="share of the class where the model is to be used, for predictive values; by "
-        "default that of the images",
-    )
-    select_by: str = Field(
-        "accuracy",
-        description="the metric that validation chooses a round by: any that has a better end, as "
-        "balanced_accuracy, auroc, calibration_error, or macro_f1 (iWildCam's); docs/compare.md",
-    )
-    select_over: Literal["domain_mean", "pooled", "worst_domain"] = Field(
-        "domain_mean",
-        description="how the domains of validation become one number for select_by; pooled, each "
-        "image counted once, goes with accuracy alone",
-    )
+    every: int = Field(1, ge=1)
+    """rounds between evaluations; the last round is always evaluated"""
+    every_of_last: int = Field(0, ge=0)
+    """number of final rounds that are all evaluated, whatever every says"""
+    budgets: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """images seen in training, by all clients together, after which the model and the means over
+    rounds are measured, in place of every; the last round always is"""
+    batch_size: int = Field(256, ge=1)
+    """images per batch when measuring"""
+    pictures: bool = True
+    """show images in the report: some of training as the method stylizes them, some of the unseen
+    domain, the surest mistakes; never those of a deployment's sites"""
+    averages: Literal["last_round", "every", "never"] = "last_round"
+    """when means over rounds are measured beside the last weights; what is served always is, and
+    never keeps no other mean"""
+    decision: str | None = None
+    """a class, for one against the rest: AUROC, average precision, sensitivity, specificity and
+    predictive values, at a threshold chosen on in-domain validation"""
+    specificity: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """what the decision's threshold reaches on in-domain validation"""
+    sensitivity: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """the same for sensitivity, in place of specificity"""
+    prevalence: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """share of the class where the model is to be used, for predictive values; by default that of
+    the images"""
+    select_by: str = "accuracy"
+    """the metric that validation chooses a round by: any that has a better end, as
+    balanced_accuracy, auroc, calibration_error, or macro_f1 (iWildCam's); docs/compare.md"""
+    select_over: Literal["domain_mean", "pooled", "worst_domain"] = "domain_mean"
+    """how the domains of validation become one number for select_by; pooled, each image counted
+    once, goes with accuracy alone"""
 
     @model_validator(mode="after")
     def _asks_for_one_decision(self) -> "EvaluateSettings":
@@ -479,65 +391,53 @@ class EvaluateSettings(Settings):
         return round % self.every == 0 or round > rounds - max(1, self.every_of_last)
 
 
-class MethodChoice(Settings):
+class MethodChoice(Described):
     """A method by name, with its hyper-parameters."""
 
-    name: str = Field("fedavg", description="method; `feddg methods` lists them")
-    settings: Fields = Field(default_factory=dict, description="the method's own hyper-parameters")
+    name: str = "fedavg"
+    """method; `feddg methods` lists them"""
+    settings: Fields = Field(default_factory=dict)
+    """the method's own hyper-parameters"""
 
 
-class PrivacySettings(Settings):
+class PrivacySettings(Described):
     """Clipping of updates, and noise."""
 
-    clipping: Literal["none", "fixed", "adaptive"] = Field(
-        "none", description="whether clients clip their updates, and whether the norm moves"
-    )
-    clipping_norm: Positive = Field(
-        0.1, description="longest change of the weights; adaptive: at the start"
-    )
-    noise_multiplier: NotNegative = Field(0.0, description="noise multiplier z; 0 clips only")
-    clipping_quantile: Fraction = Field(
-        0.5, description="adaptive: share of updates not to be clipped"
-    )
-    clipping_rate: Positive = Field(0.2, description="adaptive: learning rate of the norm")
-    epsilon: Positive | None = Field(
-        None,
-        description="what all rounds' updates together may cost a client; picks the noise for the "
-        "planned rounds unless noise_multiplier does, and ends the run before more is spent",
-    )
-    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        1e-5, description="the delta that every epsilon goes with; below 1 / number of clients"
-    )
-    noised_at: Literal["server", "client"] = Field(
-        "server",
-        description="who adds the noise: the server, which is trusted then, once on the mean; or "
-        "every client on its own update (local differential privacy)",
-    )
-    sampling: Literal["public", "secret"] = Field(
-        "public",
-        description="who takes part in a round: drawn from the seed, so that everybody may know; "
-        "or by each client's own secret chance, which costs less privacy",
-    )
-    style_epsilon: Positive | None = Field(
-        None,
-        description="what a style that leaves a client may cost: its moments are clipped and "
-        "noised; none for styles as they are",
-    )
-    style_unit: Literal["image", "client"] = Field(
-        "image", description="what a noised style hides: an image, or all that a client has"
-    )
-    style_norm: Positive = Field(
-        1.0, description="styles: largest moments of an image, as a multiple of most textures'"
-    )
-    record_epsilon: Positive | None = Field(
-        None,
-        description="what all rounds may cost an image: every step's gradients are clipped image "
-        "by image and noised at the client (DP-SGD)",
-    )
-    record_norm: Positive = Field(1.0, description="longest gradient of an image")
-    open_styles: bool = Field(
-        False, description="styles may leave without noise beside updates that are protected"
-    )
+    clipping: Literal["none", "fixed", "adaptive"] = "none"
+    """whether clients clip their updates, and whether the norm moves"""
+    clipping_norm: Positive = 0.1
+    """longest change of the weights; adaptive: at the start"""
+    noise_multiplier: NotNegative = 0.0
+    """noise multiplier z; 0 clips only"""
+    clipping_quantile: Fraction = 0.5
+    """adaptive: share of updates not to be clipped"""
+    clipping_rate: Positive = 0.2
+    """adaptive: learning rate of the norm"""
+    epsilon: Positive | None = None
+    """what all rounds' updates together may cost a client; picks the noise for the planned rounds
+    unless noise_multiplier does, and ends the run before more is spent"""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """the delta that every epsilon goes with; below 1 / number of clients"""
+    noised_at: Literal["server", "client"] = "server"
+    """who adds the noise: the server, which is trusted then, once on the mean; or every client on
+    its own update (local differential privacy)"""
+    sampling: Literal["public", "secret"] = "public"
+    """who takes part in a round: drawn from the seed, so that everybody may know; or by each
+    client's own secret chance, which costs less privacy"""
+    style_epsilon: Positive | None = None
+    """what a style that leaves a client may cost: its moments are clipped and noised; none for
+    styles as they are"""
+    style_unit: Literal["image", "client"] = "image"
+    """what a noised style hides: an image, or all that a client has"""
+    style_norm: Positive = 1.0
+    """styles: largest moments of an image, as a multiple of most textures'"""
+    record_epsilon: Positive | None = None
+    """what all rounds may cost an image: every step's gradients are clipped image by image and
+    noised at the client (DP-SGD)"""
+    record_norm: Positive = 1.0
+    """longest gradient of an image"""
+    open_styles: bool = False
+    """styles may leave without noise beside updates that are protected"""
 
     @model_validator(mode="before")
     @classmethod
@@ -579,43 +479,39 @@ class PrivacySettings(Settings):
         return self
 
 
-class DefenceChoice(Settings):
+class DefenceChoice(Described):
     """A defence by name, with its settings."""
 
     name: str
     settings: Fields = Field(default_factory=dict)
 
 
-class ExperimentSettings(Settings):
+class ExperimentSettings(Described):
     """All settings of an experiment; :class:`feddg.experiment.Experiment` completes them."""
 
-    name: str | None = Field(None, description="readable start of the run folder's name")
-    preset: str | None = Field(
-        None, description="whose protocol fills in what is not said; none for the data set's own"
-    )
+    name: str | None = None
+    """readable start of the run folder's name"""
+    preset: str | None = None
+    """whose protocol fills in what is not said; none for the data set's own"""
     data: DataSettings = DataSettings()
-    hold_out: HoldOut = Field(
-        HoldOut(), description="unseen domain(s): sketch, or val=art_painting,test=photo"
-    )
+    hold_out: HoldOut = HoldOut()
+    """unseen domain(s): sketch, or val=art_painting,test=photo"""
     clients: ClientSettings = ClientSettings()
     method: MethodChoice = MethodChoice()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     server: ServerSettings = ServerSettings()
-    privacy: PrivacySettings = Field(
-        PrivacySettings(),
-        description="differential privacy: epsilon=8,delta=1e-5, and all other fields of privacy",
-    )
-    defences: tuple[DefenceChoice, ...] = Field(
-        (), description="what else happens to updates on their way, in order; see docs/security.md"
-    )
+    privacy: PrivacySettings = PrivacySettings()
+    """differential privacy: epsilon=8,delta=1e-5, and all other fields of privacy"""
+    defences: tuple[DefenceChoice, ...] = ()
+    """what else happens to updates on their way, in order; see docs/security.md"""
     evaluate: EvaluateSettings = EvaluateSettings()
-    seed: int = Field(0, description="the experiment's seed: all randomness comes from it")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="numbers used in training; auto: bfloat16 where the device is fast at it",
-    )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...; all: every GPU")
+    seed: int = 0
+    """the experiment's seed: all randomness comes from it"""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """numbers used in training; auto: bfloat16 where the device is fast at it"""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, ...; all: every GPU"""
 
 
 _ANY_EPSILON = (

@@ -171,8 +171,9 @@ class Federation(federation.Federation):
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             if not self.names:
-                self._sources = _sources(tables)
-            self.names = self.names or _all_names(tables, transport, start.classes)
+                named = enumerate(tables)
+                self._sources = [s for id, of in named for s in _distinct(f"client {id}", of)]
+                self.names = _all_names(self._sources, transport, start.classes)
             for id, (images, labels) in enumerate(arrays):
                 arrays[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
         for id, (_, targets) in enumerate(arrays):
@@ -358,12 +359,11 @@ class Federation(federation.Federation):
 
     def _renumbered(self, dataset: Labelled, labels: numpy.ndarray, name: str) -> numpy.ndarray:
         tables = tables_of(dataset, labels)
-        distinct = {id(table): table for table in tables if table is not None}.values()
         if self._sources and self.names and None in tables:
-            joined(
-                [*self._sources, (name, None)], self.classes
-            )  # refuses what may be another order
-        if not self.names and any([*table] != [*range(self.classes)] for table in distinct):
+            # Refuses what may be another order.
+            joined([*self._sources, (name, None)], self.classes)
+        named = [table for _, table in _distinct(name, tables) if table is not None]
+        if not self.names and any([*table] != [*range(self.classes)] for table in named):
             raise ExperimentError(
                 f"{name} names its classes, other than all {self.classes}, and the clients' have "
                 f"no names to compare: {REMEDY}"
@@ -435,13 +435,9 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     return settings
 
 
-def _sources(tables: Sequence[Sequence[Numbered | None]]) -> list[tuple[str, Numbered | None]]:
-    """Returns how each client's data sets number their classes, with the client's name."""
-    return [
-        (f"client {number}", table)
-        for number, of_client in enumerate(tables)
-        for table in {id(table): table for table in of_client}.values()
-    ]
+def _distinct(name: str, tables: Sequence[Numbered | None]) -> list[tuple[str, Numbered | None]]:
+    """Returns how a client's data sets number their classes, each once, with the client's name."""
+    return [(name, table) for table in {id(table): table for table in tables}.values()]
 
 
 def _check_head(model: str, network: Network, train: TrainSettings, task: Task) -> None:
@@ -480,17 +476,16 @@ def _draws_by_itself(network: Network, images: numpy.ndarray) -> None:
 
 
 def _all_names(
-    tables: Sequence[Sequence[Numbered | None]], transport: Transport | None, classes: int
+    sources: Sequence[tuple[str, Numbered | None]], transport: Transport | None, classes: int
 ) -> tuple[str, ...]:
     """Returns the classes that clients' data sets name, and those of sites elsewhere.
 
     Raises:
         ExperimentError: they cannot be joined, or are more than the model's logits.
     """
-    sources = _sources(tables)
     elsewhere = transport.class_names if transport is not None else ()
-    sources += [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
-    names = joined(sources, classes)
+    more = [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
+    names = joined([*sources, *more], classes)
     if len(names) > classes:
         raise ExperimentError(
             f"the data sets name {counted(len(names), 'class', 'classes')} "

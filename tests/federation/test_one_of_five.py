@@ -294,7 +294,7 @@ def test_a_range_that_nobody_declared_is_a_sane_one():
         sends = Method.sends | {"update/more": EntrySchema("something", (2,))}
 
     small = federation()
-    checks = MessageChecks(Plain(), small.network, 3, TrainSettings())
+    checks = MessageChecks(Plain(), small.network, 3, small.settings)
     sent = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
 
     def fault(value):

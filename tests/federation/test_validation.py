@@ -21,7 +21,7 @@ from feddg.messages import (
 )
 from feddg.methods.base import FoundOut, Method, Round, State
 from feddg.methods.composition import build_method
-from feddg.settings import ServerSettings, TrainSettings
+from feddg.settings import ExperimentSettings, ServerSettings
 from federations import federation, same
 
 EXPECTED = {"w": torch.zeros(2, 2), "n": torch.tensor(0)}
@@ -102,7 +102,7 @@ def extras(without=(), scalars=None, **change):
 
 @pytest.fixture
 def checks():
-    found = MessageChecks(Talkative(), federation().network, 4, TrainSettings())
+    found = MessageChecks(Talkative(), federation().network, 4, ExperimentSettings())
     found._context = KNOWN
     return found
 
@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_named(subtests, checks):
 @pytest.mark.parametrize("count", [0, -3, 2.5, True, "10", 10**30])
 def test_the_number_of_examples_is_what_was_registered(count):
     small = federation()
-    checks = MessageChecks(small.method, small.network, 3, TrainSettings(), registered={1: 10})
+    checks = MessageChecks(small.method, small.network, 3, small.settings, registered={1: 10})
     sound = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
     assert checks.update_fault(Update(1, 10, sound), small.server.state) is None
     assert "examples" in checks.update_fault(Update(1, count, sound), small.server.state)

@@ -26,18 +26,7 @@ PLAN = "plan file (YAML), or a paper's, as pardon/table1_pacs"
 
 
 @app.command(cls=ExperimentCommand, rich_help_panel="Start")
-@takes(
-    "method",
-    "data",
-    "hold_out",
-    "clients",
-    "train",
-    "server",
-    "model",
-    "evaluate",
-    "preset",
-    several=True,
-)
+@takes("method data hold_out clients train server model evaluate preset", several=True)
 @options_of("feddg.api:compare", "out again results predictions drop_weights launcher")
 def compare(
     options: dict[str, Any],

@@ -72,7 +72,7 @@ def get_data(
 
 
 @app.command("inspect", cls=ExperimentCommand)
-@takes("data", "hold_out", "clients", "seed")
+@takes("data hold_out clients seed")
 @options_of("feddg.runs.inspection:inspect_data", "croissant")
 def inspect_data(
     options: dict[str, Any],

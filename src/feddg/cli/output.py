@@ -1,7 +1,5 @@
 """Terminal output before a run: its plan, and what prevents it."""
 
-from collections.abc import Mapping
-
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
@@ -9,8 +7,8 @@ from rich.table import Table
 
 from feddg.comparison.compare import Comparison, why_hopeless
 from feddg.comparison.trials import TRIALS
-from feddg.experiment import DEFAULT, Origin
-from feddg.runs.beforehand import Forecast, Preview
+from feddg.experiment import DEFAULT
+from feddg.runs.beforehand import Preview
 from feddg.runs.inspection import print_clients, print_diagnostic
 from feddg.text import print_line, value_text
 
@@ -29,21 +27,13 @@ def print_missing(done: Comparison) -> None:
 
 def show_preview(found: Preview) -> None:
     """Prints a complete experiment, and its expected cost."""
-    console = Console()
-    console.print(_settings_table(found.settings))
-    print_line(console, f"run folder: {found.folder} ({found.state})")
-    _print_forecast(console, found.forecast)
-
-
-def _settings_table(settings: Mapping[str, Origin]) -> Table:
+    console, figures = Console(), found.forecast
     table = Table("setting", "value", "where from", box=None, pad_edge=False)
-    for path, setting in settings.items():
+    for path, setting in found.settings.items():
         style = "dim" if setting.source == DEFAULT else None
         table.add_row(path, escape(value_text(setting.value)), escape(setting.source), style=style)
-    return table
-
-
-def _print_forecast(console: Console, figures: Forecast) -> None:
+    console.print(table)
+    print_line(console, f"run folder: {found.folder} ({found.state})")
     roles = ", ".join(f"{role} {count}" for role, count in figures.splits.items() if count)
     print_line(console, f"images: {roles}")
     print_clients(console, figures.clients)

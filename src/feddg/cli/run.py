@@ -28,7 +28,7 @@ app = typer.Typer()
 
 
 @app.command(cls=ExperimentCommand, rich_help_panel="Start")
-@takes("method", "hold_out", "train.rounds", several=True)
+@takes("method hold_out train.rounds", several=True)
 @options_of("feddg.api:demo", "out jobs", jobs=(1, None))
 def demo(
     options: dict[str, Any],

@@ -516,9 +516,7 @@ class Client:
         if self.turn is not None:
             return self.turn.ahead
         candidates = (getattr(layer, "ahead", None) for layer in self.network.modules())
-        return [
-            *{id(source): source for source in candidates if isinstance(source, Ahead)}.values()
-        ]
+        return list(dict.fromkeys(each for each in candidates if isinstance(each, Ahead)))
 
     def plain_batches(self, examples: Examples | None = None) -> Iterator[Batch]:
         """Yields all its images once, in order and without augmentation, on the device.
@@ -537,8 +535,7 @@ class Client:
         """Returns a batch's embeddings ``(B, d)``, from cached features if there are any."""
         if batch.features is None:
             return self.network.features(batch.images)
-        embeddings: Tensor = self.network.embedding(batch.features)
-        return embeddings
+        return self.network.embedding(batch.features)
 
     @property
     def has_fixed_features(self) -> bool:

@@ -85,7 +85,7 @@ class _Absent:
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> None:
         """Raises :class:`HostValue`."""
-        given = _leaves([args, kwargs or {}])
+        given = leaves_of([args, kwargs or {}])
         next(leaf for leaf in given if isinstance(leaf, cls))._raise()
 
 
@@ -119,18 +119,19 @@ def _span(tensor: Tensor) -> tuple[Any, ...]:
     return start, start + tensor.nbytes, str(tensor.dtype), tensor.shape, tensor.stride()
 
 
-def _leaves(value: object) -> Iterator[object]:
+def leaves_of(value: object) -> Iterator[Any]:
+    """Yields what containers hold; PyTorch's own trees take far longer."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple, set, deque)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves_of(item)
     else:
         yield value
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
+    return (leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor))
 
 
 class Trace(TorchDispatchMode):
@@ -158,7 +159,7 @@ class Trace(TorchDispatchMode):
         kwargs = kwargs or {}
         if operation.namespace == "profiler":  # marks of optimizers
             return operation(*args, **kwargs)
-        given = [*_leaves([args, kwargs])]
+        given = [*leaves_of([args, kwargs])]
         noted = [self._noted(operation, value) for value in given]
         masks = operation in INDEXED and any(t.dtype == torch.bool for t in _tensors(args[1]))
         if operation in ANSWERS or masks:
@@ -259,7 +260,7 @@ class Graphs:
         never: names of methods whose steps are never recorded.
         refused: why some or all steps of a method are not, by its name.
         replayed: how many steps were replayed.
-        lasting: tensors that stay where they are, by purpose, name and shape.
+        lasting: tensors that stay where they are, by name and shape.
         records: what is known of steps, the last used one last.
         kinds: a number for each kind of turn.
         broken: whether a recording of this process has failed: then CUDA's allocator stays in it,
@@ -278,9 +279,9 @@ class Graphs:
         self._pool: Any = None
         self._stream: Any = None
 
-    def like(self, purpose: str, name: str, tensor: Tensor) -> Tensor:
+    def like(self, name: str, tensor: Tensor) -> Tensor:
         """Returns the lasting tensor of a name and of a tensor's shape, type and order."""
-        key = purpose, name, tensor.shape, tensor.stride(), tensor.dtype
+        key = name, tensor.shape, tensor.stride(), tensor.dtype
         if key not in self.lasting:
             made = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
@@ -354,7 +355,9 @@ class Turn:
         self._began = False
         self._alike: dict[object, Tensor] = {}
         self._filled: list[tuple[Tensor, Tensor]] = []
-        zeros = [tensor for key, tensor in self.graphs.lasting.items() if key[0] == "term"]
+        zeros = [
+            tensor for key, tensor in self.graphs.lasting.items() if key[0].startswith("term/")
+        ]
         spans = sorted({_span(tensor) for tensor in _tensors(client.scratch) if tensor.numel()})
         if all(span[1] <= other[0] for span, other in pairwise(spans)):  # no part of another
             client.scratch = self._fix("scratch", client.scratch, zeros)
@@ -393,11 +396,11 @@ class Turn:
 
     def _lasting(self, path: str, like: Tensor) -> Tensor:
         self._layout.append((path, like.dtype, like.shape, like.stride()))
-        return self.graphs.like(path, "", like)
+        return self.graphs.like(path, like)
 
     def total(self, name: str, value: Tensor) -> Tensor:
         """Adds to the turn's sum of a loss term, and returns the sum."""
-        return self.graphs.like("term", name, value).add_(value)
+        return self.graphs.like(f"term/{name}", value).add_(value)
 
     def released(self, tensors: Weights) -> Weights:
         """Returns tensors of which none is a lasting one, which the next turn overwrites."""
@@ -412,7 +415,7 @@ class Turn:
             self.method.step(client, prepared.batch())
             return
         named = {f"{n}/{k}": t for n, group in enumerate(prepared.groups) for k, t in group.items()}
-        packed = Packed(named)
+        packed = Packed({n: t for n, t in named.items() if t.device.type == "cpu"})
         there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
         expected = tuple(source.expected for source in self.ahead)
         record = graphs.record((self.kind, packed.layout, *there.items(), *expected))
@@ -436,7 +439,7 @@ class Turn:
             self.method.step(client, prepared.make(groups))
 
     def _sent(
-        self, prepared: "Prepared", named: Weights, packed: Packed, record: Record | None = None
+        self, prepared: "Prepared", named: Weights, packed: Packed, record: Record | None
     ) -> tuple[list[Weights], list[Tensor]]:
         """Returns a batch's tensors on the device, and which are a step's inputs: the buffer first.
 
@@ -444,7 +447,7 @@ class Turn:
             prepared: the step's batch.
             named: its tensors.
             packed: those that are on the host.
-            record: of the step; its inputs are used again.
+            record: of the step, if it is recorded; its inputs are used again.
         """
         pinned = packed.buffer.pin_memory()
         if record is None or record.buffer is None:
@@ -518,7 +521,7 @@ class Turn:
         there = {_place(t) for t in _tensors(prepared.groups) if t.device.type != "cpu"}
         outside = record.trace.outside.items()
         changed = [part for place, parts in outside if place not in there for part in parts]
-        before, host = self._saved(changed), self._host()
+        before, host = [(t, t.detach().clone()) for t in changed], self._host()
         terms = self.client.terms
 
         def step() -> None:
@@ -570,11 +573,7 @@ class Turn:
         self.graphs.replayed += 1
 
     def _scratch(self) -> list[object]:
-        return [id(leaf) for leaf in _leaves(self.client.scratch)]
-
-    def _saved(self, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        with torch.no_grad():
-            return [(tensor, tensor.detach().clone()) for tensor in tensors]
+        return [id(leaf) for leaf in leaves_of(self.client.scratch)]
 
     def _host(self) -> tuple[tuple[int, int], list[object]]:
         client = self.client

@@ -151,23 +151,10 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         steps, averages, squares = self._moments(parameters, self.moments)
         _lay_out(parameters, gradients, averages, squares)
-        adam(
-            parameters,
-            gradients,
-            averages,
-            squares,
-            [],
-            steps,
-            fused=True,
-            capturable=group["capturable"],
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        names = ("lr", "weight_decay", "eps", "fused", "capturable", "amsgrad", "maximize")
+        chosen = {name: group[name] for name in names}
+        chosen["beta1"], chosen["beta2"] = group["betas"]
+        adam(parameters, gradients, averages, squares, [], steps, **chosen)
 
 
 class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
@@ -193,18 +180,10 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
         fused = bool(group["momentum"] or group["weight_decay"] or fixed)
         if fused:
             _lay_out(parameters, gradients, *momenta)
-        sgd(
-            parameters,
-            gradients,
-            momenta[0] if momenta else [],  # type: ignore[arg-type]
-            fused=fused or None,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+        names = ("lr", "weight_decay", "momentum", "dampening", "nesterov", "maximize")
+        chosen = {name: group[name] for name in names}
+        buffers: list[Any] = momenta[0] if momenta else []
+        sgd(parameters, gradients, buffers, fused=fused or None, **chosen)
 
 
 def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
@@ -245,15 +224,11 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
 
 
 def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
-    if (gradient.layout, gradient.dtype, gradient.device) != (
-        parameter.layout,
-        parameter.dtype,
-        parameter.device,
-    ):
+    own, its = ((t.layout, t.dtype, t.device) for t in (parameter, gradient))
+    if own != its:
         raise _refusal(
             parameter,
-            f"has a gradient that is {gradient.layout}, {gradient.dtype}, on {gradient.device}, "
-            f"and is itself {parameter.layout}, {parameter.dtype}, on {parameter.device}",
+            "has a gradient that is {}, {}, on {}, and is itself {}, {}, on {}".format(*its, *own),
             "make the gradient dense and of the parameter's type and device",
         )
 

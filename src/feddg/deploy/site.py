@@ -433,7 +433,7 @@ class Site:
         """Answers a method's question about the weights that came with it."""
         question = Request.read(payload).question
         with self._client(payload, after_training=True) as (client, method, defences):
-            reply = answer(client, method, question, client.extras, defences)
+            reply = answer(client, method, question, defences)
             return Payload(parts={"reply": reply})
 
     def evaluate(self, payload: Payload) -> Payload:

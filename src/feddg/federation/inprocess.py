@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
@@ -161,13 +160,8 @@ class InProcess(Transport):
         elif purpose == STATISTICS:
             work = partial(client_statistics, method=self._method)
         else:
-            work = partial(
-                answer,
-                method=self._method,
-                name=purpose.removeprefix(ASK),
-                question=broadcast.extras,
-                defences=self._defences,
-            )
+            name = purpose.removeprefix(ASK)
+            work = partial(answer, method=self._method, name=name, defences=self._defences)
         first = side_by_side(len(clients), len(self.workers), self.workers[0].threads)
         others = Together(self.client(id, broadcast, self.workers[0]) for id in clients[first:])
         if first:
@@ -186,29 +180,30 @@ class InProcess(Transport):
 
         Stops running clients if the caller leaves early, for example by Ctrl-C.
         """
-        coming, at_once = iter(clients), min(len(clients), len(self.workers))
+        at_once = min(len(clients), len(self.workers))
         under_way: deque[tuple[Client, Callable[[], Update | Message]]] = deque()
         set_threads = partial(share_of_process, share_of_client(at_once))
         try:
             # Idle threads of this one would wait by spinning, on the cores that clients need.
             with ThreadPoolExecutor(at_once, initializer=set_threads) as pool, threads(1):
 
-                def start_next(worker: Worker) -> None:
-                    for id in islice(coming, 1):
+                def start(place: int) -> None:
+                    worker = self.workers[place % at_once]
+                    for id in clients[place : place + 1]:
                         client = self.client(id, broadcast, worker)
                         client.together.shared = shared
                         under_way.append((client, pool.submit(work, client).result))
 
                 try:
-                    for worker in self.workers:
-                        start_next(worker)
-                    while under_way:
+                    for place in range(at_once):
+                        start(place)
+                    for place in range(len(clients)):
                         client, done = under_way.popleft()
                         reply, memory = self._result(client, done)
                         if isinstance(reply, Update):
                             reply.seconds /= at_once
                         yield reply, memory
-                        start_next(client.worker)
+                        start(place + at_once)
                 except BaseException:
                     for worker in self.workers:
                         worker.stopped.set()

@@ -89,23 +89,19 @@ class BestOfSteps(Steps):
             self._client.network.load_state_dict(self._best[1])
 
     def _try(self) -> None:
-        score = self._score()
-        if score is None or (self._best is not None and score <= self._best[0]):
-            return
-        self._best = score, copied(self._client.network.state_dict())
-
-    def _score(self) -> float | None:
-        """Returns the mean score on the validation images, or None if there are none."""
-        if not len(self._validation):
-            return None
+        """Keeps the model if its score on the validation images, if there are any, is the best."""
         client, total = self._client, 0.0
+        if not len(self._validation):
+            return
         client.network.eval()
         with torch.no_grad():
             for batch in client.plain_batches(examples=self._validation):
                 outputs = client.network(batch.images)
                 total += float(client.worker.task.score(outputs, batch.labels).sum())
         client.set_training()
-        return total / len(self._validation)
+        score = total / len(self._validation)
+        if self._best is None or not score <= self._best[0]:
+            self._best = score, copied(client.network.state_dict())
 
 
 # Steps by gradients that are clipped image by image and noised: DP-SGD.
@@ -178,17 +174,13 @@ def widened(message: Message, method: Method, purpose: str) -> Message:
         purpose: as in ``Method.sends``: ``statistics``, ``update`` or ``answer:...``.
     """
 
-    def undeclared(name: str, dtype: torch.dtype) -> bool:
-        fitting = (
-            schema for key, schema in method.sends.items() if fnmatchcase(f"{purpose}/{name}", key)
-        )
-        return not any(schema.dtype == dtype for schema in fitting)
+    def wide(name: str, tensor: Tensor) -> Tensor:
+        sends, entry = method.sends.items(), f"{purpose}/{name}"
+        kinds = {schema.dtype for key, schema in sends if fnmatchcase(entry, key)}
+        half = {torch.bfloat16, torch.float16} - kinds
+        return tensor.float() if tensor.dtype in half else tensor
 
-    half = (torch.bfloat16, torch.float16)
-    tensors = {
-        name: tensor.float() if tensor.dtype in half and undeclared(name, tensor.dtype) else tensor
-        for name, tensor in message.tensors.items()
-    }
+    tensors = {name: wide(name, tensor) for name, tensor in message.tensors.items()}
     return Message(tensors, message.scalars)
 
 
@@ -275,13 +267,12 @@ def _take_steps(client: Client, method: Method) -> int:
     return images
 
 
-def answer(
-    client: Client, method: Method, name: str, question: Message, defences: Defences = NO_DEFENCES
-) -> Message:
-    """Returns a client's answer to a server question, under the sent weights, in eval mode.
+def answer(client: Client, method: Method, name: str, defences: Defences = NO_DEFENCES) -> Message:
+    """Returns a client's answer to what it was sent as a question, under the sent weights.
 
-    Questions of a defence need no weights.
+    The network is in eval mode. Questions of a defence need no weights.
     """
+    question = client.extras
     answered = defences.answer(client.id, client.round, name, question, client.secrets)
     if answered is not None:
         return answered

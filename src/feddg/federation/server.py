@@ -211,11 +211,9 @@ class Server:
             method,
             network,
             len(transport.clients),
-            train,
-            image_size=experiment.data.image_size,
-            also=defences.sends,
+            experiment,
+            defences=defences,
             registered=transport.registered,
-            style_noise=defences.style_noise,
             classifies=classifies,
         )
         self.method, self.state = method, state
@@ -338,10 +336,8 @@ class Server:
         number, attempt = self.state.round + 1, 0
         left_out: list[Refusal] = []
         while True:
-            clients = self.sample(number, attempt)
-            if left_out:
-                out = {refusal.client for refusal in left_out}
-                clients = [id for id in clients if id not in out]
+            out = {refusal.client for refusal in left_out}
+            clients = [id for id in self.sample(number, attempt) if id not in out]
             round = Round(number, clients, self.state, self._fewest, self.ledger.bytes, [*left_out])
             if len(clients) < self._fewest:
                 round.failure = round.too_few(0)
@@ -367,19 +363,17 @@ class Server:
         """
         while self.state.round < self.state.rounds:
             try:
-                affordable = self.affordable(self.state)
-                if affordable:
+                if self.affordable(self.state):
                     self.round()
+                    continue
             except BudgetSpent as error:
                 log.warning("%s", error)
-                affordable = False
-            if not affordable:
-                warn(
-                    "budget-spent",
-                    f"The run ends after round {self.state.round} of {self.state.rounds}: another "
-                    "one would cost more than its budget (privacy.epsilon or record_epsilon).",
-                )
-                return
+            warn(
+                "budget-spent",
+                f"The run ends after round {self.state.round} of {self.state.rounds}: another "
+                "one would cost more than its budget (privacy.epsilon or record_epsilon).",
+            )
+            return
 
     def affordable(self, state: State) -> bool:
         """Whether the round after a state stays within the privacy budget."""

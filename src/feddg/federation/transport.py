@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Protocol
 
@@ -18,7 +19,6 @@ from feddg.records import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRo
 
 
 Shape = tuple[str, tuple[int, ...], str, int]
-Shapes = tuple[tuple[Shape, ...], tuple[str, ...]]
 FROZEN = "frozen/"
 """Prefix of frozen weights in the message that carries the shared context."""
 
@@ -36,7 +36,6 @@ class Ledger:
     ) -> None:
         self._write = write
         self._written = set(written_layouts or ())
-        self._layouts: dict[Shapes, tuple[LayoutRow, int]] = {}
         self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
 
     def update(self, round: int, update: Update) -> None:
@@ -56,12 +55,11 @@ class Ledger:
         weights: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         """Records a message, and the weights that come with it."""
-        shapes: list[Shape] = []
-        for prefix, tensors in (("weights/", weights), ("", message.tensors)):
-            for name, tensor in tensors.items():
-                size = tensor.numel() * tensor.element_size()
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                shapes.append((prefix + name, tuple(tensor.shape), dtype, size))
+        whole = [(f"weights/{name}", tensor) for name, tensor in weights.items()]
+        shapes = [
+            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+            for name, tensor in (*whole, *message.tensors.items())
+        ]
         self.enter(round, direction, client, purpose, shapes, message.scalars)
 
     def refusal(self, round: int, client: int, reason: str) -> None:
@@ -90,18 +88,13 @@ class Ledger:
             size: its bytes, if they do not follow from its content.
         """
         # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
-        key = tuple(sorted(shapes)), tuple(sorted(scalars))
-        if key not in self._layouts:
-            new = _new_layout(*key)
-            self._layouts[key] = new, sum(tensor.bytes for tensor in new.tensors)
-        layout, total = self._layouts[key]
+        layout = _layout(tuple(sorted(shapes)), tuple(sorted(scalars)))
         if layout.id not in self._written:
             self._written.add(layout.id)
             self._write(layout)
         if size is None:
-            size = total
-            for scalar in scalars.values():
-                size += scalar_bytes(scalar)
+            size = sum(tensor.bytes for tensor in layout.tensors)
+            size += sum(map(scalar_bytes, scalars.values()))
         self.bytes[direction] += size
         self._write(
             MessageRow(
@@ -115,7 +108,8 @@ class Ledger:
         )
 
 
-def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:
+@lru_cache(256)
+def _layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:
     tensors = tuple(
         TensorEntry(name=name, shape=shape, dtype=dtype, bytes=size)
         for name, shape, dtype, size in shapes

@@ -31,9 +31,9 @@ from feddg.messages import (
 from feddg.methods.base import FoundOut, Method, Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
+from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.privacy.robust import length, moved
-from feddg.settings import TrainSettings
-from feddg.styles.statistics import StyleNoise
+from feddg.settings import ExperimentSettings
 
 CHANGES = "server/changes"
 """Name of the stored medians in the state's extras."""
@@ -96,10 +96,7 @@ class ChangeSizes(RoundHook):
             limit = times * statistics.median(medians)
             beside = f"{times:g} times the median change of the last rounds"
         elif self._times is not None:
-            size = round.scratch[ChangeSizes].get("sent")
-            if size is None:  # the same for every update of the round
-                size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
-                round.scratch[ChangeSizes]["sent"] = size
+            size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
             scale = LARGEST_FIRST_MEAN if update.members else LARGEST_FIRST
             limit, beside = scale * (size + 1), "training can"
         else:
@@ -168,11 +165,9 @@ class MessageChecks(RoundHook):
         method: the method whose messages are checked.
         network: the network it trains.
         clients: number of clients.
-        train: training settings, which bound the gradients a client can report.
-        image_size: side of the training images in pixels; 0 if unknown.
-        also: further schema entries, such as those of defences.
+        settings: of the experiment: those of training bound the gradients a client can report.
+        defences: what updates pass through, which add to messages.
         registered: number of images each client registered with, if it did.
-        style_noise: how styles are noised before they leave a client; None for no noise.
         classifies: whether the task is classification.
     """
 
@@ -181,28 +176,24 @@ class MessageChecks(RoundHook):
         method: Method,
         network: Network,
         clients: int,
-        train: TrainSettings,
+        settings: ExperimentSettings,
         *,
-        image_size: int = 0,
-        also: Mapping[str, EntrySchema] = MappingProxyType({}),
+        defences: Defences = NO_DEFENCES,
         registered: Mapping[int, int] = MappingProxyType({}),
-        style_noise: StyleNoise | None = None,
         classifies: bool = True,
     ) -> None:
-        self._method, self._train = method, train
+        self._method, self._train = method, settings.train
         state = network.state_dict() if has_global_model(method, network) else {}
         # Shapes and dtypes never change, and cost no memory on the meta device.
         self._weights = {name: tensor.to("meta") for name, tensor in state.items()}
         shapes = {name: tensor.shape for name, tensor in self._weights.items()}
-        dimensions = (network.classes, clients, network.features_dimension)
-        self._context = SchemaContext(
-            *dimensions, image_size, shapes, noise=style_noise, classifies=classifies
-        )
+        known = (network.classes, clients, network.features_dimension, settings.data.image_size)
+        noise = defences.style_noise
+        self._context = SchemaContext(*known, shapes, noise=noise, classifies=classifies)
         self._never_negative = sorted(never_negative_names(network) & self._weights.keys())
         added = {key: schema for key, schema in method.sends.items() if key not in Method.sends}
-        declared = {**added, **also}
         self._schemas: dict[str, dict[str, EntrySchema]] = {}
-        for key, schema in declared.items():
+        for key, schema in (added | defences.sends).items():
             if schema.sent_by(method):
                 purpose, _, name = key.partition("/")
                 self._schemas.setdefault(purpose, {})[name] = schema

@@ -16,9 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import numpy
@@ -32,6 +33,7 @@ from feddg.federation.inprocess import TRAIN, Answer, InProcess, Result
 from feddg.messages import (
     Broadcast,
     Message,
+    Packed,
     Refusal,
     Update,
     Weights,
@@ -60,37 +62,26 @@ def buffers_of(message: Message) -> list[Tensor]:
 
     Tensors keep their memory layout, because the order of sums may depend on it.
     """
-    places: list[tuple[Tensor, Tensor, int]] = []
-    ends, entries, device = [0, 0], [], torch.device("cpu")
-    for name, tensor in message.tensors.items():
-        like = torch.empty_like(tensor, device="meta")
-        on_device = int(tensor.device.type != "cpu")
-        device = tensor.device if on_device else device
-        start = ends[on_device]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        entries.append([name, dtype, list(like.shape), list(like.stride()), on_device, start])
-        places.append((tensor.detach(), like, start))
-        ends[on_device] = after(start, like.nbytes)
-    header = json.dumps([message.scalars, entries]).encode()
-    first = after(0, len(header))
-    here = torch.empty(first + ends[0], dtype=torch.uint8)
-    here[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-    there = torch.empty(ends[1], dtype=torch.uint8, device=device)
-    for tensor, like, start in places:
-        flat = here[first:] if tensor.device.type == "cpu" else there
-        view_in(flat, start, like.dtype, like.shape, like.stride()).copy_(tensor)
-    sizes = torch.tensor([len(header), len(here), len(there)])
-    return [sizes, here, *([there] if len(there) else [])]
+    away = {name: t for name, t in message.tensors.items() if t.device.type != "cpu"}
+    here = {name: t for name, t in message.tensors.items() if name not in away}
+    packed = Packed(here), Packed(away)
+    content = json.dumps([message.scalars, *(part.layout for part in packed)], default=str)
+    header = content.encode()
+    header = header.ljust(after(0, len(header)))  # tensors begin where they may
+    start = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    host, there = torch.cat([start, packed[0].buffer]), packed[1].buffer
+    sizes = torch.tensor([len(header), len(host), len(there)])
+    return [sizes, host, *([there] if len(there) else [])]
 
 
 def message_in(header_length: int, here: Tensor, there: Tensor | None) -> Message:
     """Reads what :func:`buffers_of` wrote; the tensors are views of the buffers."""
-    scalars, entries = json.loads(here[:header_length].numpy().tobytes())
-    flat = [here[after(0, header_length) :], there]
+    scalars, *layouts = json.loads(here[:header_length].numpy().tobytes())
     tensors: Weights = {}
-    for name, dtype, shape, stride, on_device, start in entries:
-        part = cast(Tensor, flat[on_device])
-        tensors[name] = view_in(part, start, getattr(torch, dtype), shape, stride)
+    for buffer, layout in zip((here[header_length:], there), layouts):
+        for name, start, dtype, *form in layout:
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            tensors[name] = view_in(cast(Tensor, buffer), start, kind, *form)
     return Message(tensors, scalars)
 
 
@@ -240,28 +231,22 @@ class Channel:
         if self.rank:
             wait()
             return
-        ended = SimpleQueue[BaseException | None]()
+        ended = Future[object]()
 
         def work() -> None:
             try:
-                wait()
-                ended.put(None)
+                ended.set_result(wait())
             except BaseException as error:
-                ended.put(error)
+                ended.set_exception(error)
 
+        # No pool's thread: one that waits for ever must not hold the process back at its end.
         self._waiting = threading.Thread(target=work, daemon=True)
         self._waiting.start()
-        while True:
-            try:
-                error = ended.get(timeout=SECONDS_BETWEEN_LOOKS)
-            except Empty:
-                self._watch()
-                if time.monotonic() > end:
-                    raise WorkerLost(late) from None
-                continue
-            if error is not None:
-                raise error
-            return
+        while not wait_for([ended], SECONDS_BETWEEN_LOOKS).done:
+            self._watch()
+            if time.monotonic() > end:
+                raise WorkerLost(late)
+        ended.result()
 
 
 class WorkerTransport(InProcess):

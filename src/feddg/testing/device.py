@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
 
-from feddg.clients.graphs import ANSWERS, INDEXED
+from feddg.clients.graphs import ANSWERS, INDEXED, leaves_of
 from feddg.testing.watching import place_of_frame
 
 NAME = "pretended"
@@ -135,15 +135,6 @@ def _taken(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """Yields what lists hold; PyTorch's own trees would take half of all time."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
-
-
 def _changed(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_changed(change, item) for item in value])
@@ -163,15 +154,14 @@ def _gives_a_view(operation: Any) -> bool:
 
 
 def _carry_out(operation: Any, args: Any, kwargs: Any) -> Any:
+    leaves = [*leaves_of([args, kwargs])]
     if _is_composed(operation):
         # Inference mode does not take compositions apart; one that changes nothing is an alias.
         result = operation.decompose(*args, **kwargs)
         if result is not NotImplemented:
-            given = [*_leaves([args, *kwargs.values()])]
             return _changed(
-                lambda x: _put(x.held) if any(x is g for g in given) and _here(x) else x, result
+                lambda x: _put(x.held) if any(x is g for g in leaves) and _here(x) else x, result
             )
-    leaves = [*_leaves([args, *kwargs.values()])]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     _check(operation, args, leaves, tensors)
     _count(operation, args, kwargs, tensors)

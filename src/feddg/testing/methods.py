@@ -351,15 +351,19 @@ def every_update_counts_once(make: Make) -> Found:
     return f"{where} gives other weights than all updates have, which are equal", why
 
 
+def _unlike(one: Weights, other: Weights, what: str, why: str) -> Found:
+    """Returns what is wrong where an entry differs, whose name stands in ``what`` for ``{}``."""
+    differ = differs(one, other)
+    return None if differ is None else (what.format(differ), why)
+
+
 @_check("bits")
 def twice_the_same(make: Make) -> Found:
     """The same experiment gives the same bits."""
-    expected = _trained(make).weights
-    differ = differs(expected, _Small(make()).trained())
-    if differ is None:
-        return None
-    return (
-        f"a second run differs in {differ}",
+    return _unlike(
+        _trained(make).weights,
+        _Small(make()).trained(),
+        "a second run differs in {}",
         "Draw from client.stream(...), and keep nothing outside client.memory and state.extras: "
         "nobody could repeat it",
     )
@@ -368,13 +372,12 @@ def twice_the_same(make: Make) -> Found:
 @_check("bits")
 def clients_in_any_order(make: Make) -> Found:
     """What a client sends does not depend on who trained before."""
-    differ = differs(_Small(make()).update([0, 1, 2]), _Small(make()).update([2]))
-    if differ:
-        return (
-            f"client 2 sends another {differ} when clients 0 and 1 trained before it",
-            "Workers deal clients out in any order, and sites do not know each other",
-        )
-    return None
+    return _unlike(
+        _Small(make()).update([0, 1, 2]),
+        _Small(make()).update([2]),
+        "client 2 sends another {} when clients 0 and 1 trained before it",
+        "Workers deal clients out in any order, and sites do not know each other",
+    )
 
 
 @_check("bits")
@@ -390,13 +393,12 @@ def a_stopped_run_goes_on(make: Make) -> Found:
     expected = whole.trained(ROUNDS - 1)
     second.transport.hand_out(second.server.state.context)
     second.server.round()
-    differ = differs(expected, second.server.state.weights)
-    if differ:
-        return (
-            f"a run that was stopped after round 1 and resumed differs in {differ}",
-            "What lasts belongs into client.memory (tensors) or state.extras (tensors)",
-        )
-    return None
+    return _unlike(
+        expected,
+        second.server.state.weights,
+        "a run that was stopped after round 1 and resumed differs in {}",
+        "What lasts belongs into client.memory (tensors) or state.extras (tensors)",
+    )
 
 
 @_check("bits")
@@ -418,12 +420,11 @@ def a_network_changes_nothing(make: Make) -> Found:
         )
         transport = transport_to_programs(grid, names, "check", Policy(len(names), wait=1, poll=0))
         there = _Small(make(), transport=transport)
-        differ = differs(_trained(make).weights, there.trained())
+        expected, weights = _trained(make).weights, there.trained()
     if there.watch.refusals:
         return f"over Flower {there.watch.refusals[0]}", "Sites do not share a process"
-    if differ:
-        return f"over Flower it differs in {differ}", "What a client needs crosses in messages"
-    return None
+    why = "What a client needs crosses in messages"
+    return _unlike(expected, weights, "over Flower it differs in {}", why)
 
 
 class _Programs:
@@ -466,10 +467,10 @@ def a_device_has_the_same_bits(make: Make) -> Found:
     if not HAS_SECOND_DEVICE:
         return None
     weights, _, error = _on_device(make)
-    differ = differs(_trained(make).weights, weights) if error is None else None
-    if differ is None:
+    if error is not None:  # which a_device_need_not_wait says
         return None
-    return f"on a device it differs in {differ}", "Draw on the CPU, the same for every device"
+    expected, why = _trained(make).weights, "Draw on the CPU, the same for every device"
+    return _unlike(expected, weights, "on a device it differs in {}", why)
 
 
 @_check("further")
@@ -501,15 +502,15 @@ def a_recorded_step_does_the_same(make: Make) -> Found:
             _Small(make(), device=name, train={"graphs": graphs}) for graphs in (False, True)
         )
         try:
-            differ = differs(plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS))
+            expected, weights = plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS)
         except (RuntimeError, TypeError):  # which a_device_need_not_wait says
             return None
     for why in recorded.worker.graphs.refused.values():
         emit(note("not-recorded", f"Its steps are not recorded: one {why}."))
-    if differ is None:
-        return None
-    return (
-        f"with recorded steps it differs in {differ}",
+    return _unlike(
+        expected,
+        weights,
+        "with recorded steps it differs in {}",
         "A replay calls no Python: what a step brings or leaves must be tensors in "
         "client.scratch, or come from `draws`",
     )
@@ -528,13 +529,12 @@ def odd_clients_train_too(make: Make) -> Found:
     for what, (sizes, fields) in odd.items():
         small = _Small(make(), sizes, steps=1, **fields)
         try:
-            weights = small.trained()
+            lost = first_not_finite(small.trained()) is not None
+            faults = [*small.watch.refusals, *["weights are not finite"] * lost]
         except Exception as error:
-            return f"{what}: {_said(error, small.method)}", "Federations have such clients"
-        if small.watch.refusals:
-            return f"{what}: {small.watch.refusals[0]}", "Federations have such clients"
-        if not all(t.double().isfinite().all() for t in weights.values()):
-            return f"{what}: weights are not finite", "Federations have such clients"
+            faults = [_said(error, small.method)]
+        if faults:
+            return f"{what}: {faults[0]}", "Federations have such clients"
     return None
 
 
