@@ -134,7 +134,7 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
         shape = schema.shape(method, context) if callable(schema.shape) else schema.shape
         if schema.dtype.is_floating_point and (shape or schema.entry_of is not None):
             first, *rest = shape or (0,)
-            of_sender = isinstance(first, str) and context.dimension(first) is None
+            of_sender = isinstance(first, str) and first not in context.dimensions
             entries[key] = SentEntry(key, of_sender or (first == 1 and len(rest) > 0))
     statistics = local_names(method, network) & statistics_names(network)
     shared = statistics and has_global_model(method, network)
