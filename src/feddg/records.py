@@ -269,13 +269,6 @@ class RoundRow(Row):
 
 
 CONSTANT, RISING, FLUCTUATION = "constant", "rising", "fluctuation"
-PER_ROUND: Final = (
-    "seconds_per_round",
-    "images_per_round",
-    "forwards_per_round",
-    "bytes_per_round",
-)
-"""What a round takes, mean over the rounds."""
 
 
 class NumberRow(Row):
@@ -341,7 +334,8 @@ class NumberRow(Row):
         """The number of images of each class, or None without confusion matrix."""
         if self.confusion is None:
             return None
-        return [sum(row) // self.models for row in self.confusion]
+        models = self.models  # sums the whole matrix
+        return [sum(row) // models for row in self.confusion]
 
     @property
     def of(self) -> tuple[str, str, str, str, str]:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pandas
 import pytest
+import yaml
 
 from feddg.comparison.results import Results, read_comparison, results_of
 from feddg.comparison.results_file import to_text
@@ -563,6 +564,17 @@ def test_settings_of_a_single_method_tell_its_runs_apart(folder_maker, tmp_path)
     page = write_report(folders, tmp_path / "report.html").read_text("utf-8")
     assert "What differs" in page
     assert "points more than" in page
+
+
+def test_runs_on_images_of_other_options_are_no_seeds_of_one_method(folder_maker):
+    folders = []
+    for seed, option in enumerate(("noise", "blur")):
+        folders.append(folder_maker(option, seed=seed).write())
+        experiment = folders[-1] / "experiment.yaml"
+        fields = yaml.safe_load(experiment.read_text())
+        fields["data"]["options"] = {option: 1}
+        experiment.write_text(yaml.safe_dump(fields))
+    assert len(results_of(folders).columns) == 2
 
 
 def test_runs_that_nothing_tells_apart_go_by_their_folders(folder_maker):

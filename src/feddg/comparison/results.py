@@ -482,7 +482,7 @@ def _told_apart(labels: Sequence[str], settings: Sequence[Mapping[str, str]]) ->
     groups = grouped(zip(labels, settings))
     varying = {label: differing(group) for label, group in groups.items()}
     return [
-        ", ".join([label, *(f"{name} {of[name]}" for name in varying[label] if of.get(name))])
+        ", ".join([label, *(f"{name} {of[name]}" for name in varying[label] if name in of)])
         for label, of in zip(labels, settings)
     ]
 
@@ -500,6 +500,8 @@ def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     if not differing(read):
         return [{} for _ in settings]
     texts = [", ".join(fields.values()) for fields in read]
+    if len({*texts}) < len({tuple(sorted(of.items())) for of in read}):  # options of other names
+        texts = [", ".join(f"{name} {value}" for name, value in of.items()) for of in read]
     said = ((of.get("data.root", "none"), of["data.source"]) for of in read)
     roots = (source if root == "none" else root for root, source in said)
     short = dict(zip(texts, (Path(root).name for root in roots)))

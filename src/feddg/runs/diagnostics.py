@@ -118,6 +118,7 @@ def split_accuracy(
     constant = table.value(metric="largest_class_share")
     balanced = table.value(metric="balanced_accuracy")
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
+    confusions = [counts for counts in confusions if counts.sum() > 0]
     found = [row.support or (whole or table).support(split, row.domain) for row in rows]
     supports = [numpy.array(support, dtype=float) for support in found if support]
     predicted = interval = None
