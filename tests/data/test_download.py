@@ -229,10 +229,11 @@ def test_an_encrypted_address_does_not_lead_to_one_that_is_not(
         return answer
 
     monkeypatch.setattr(requests.adapters.HTTPAdapter, "send", send)
-    file = PublishedFile(address="https://example.org/x", name="images.zip")
-    with pytest.raises(DataError, match=r"not encrypted.*http://example.org/y"):
-        download(file, tmp_path, silent)
-    assert asked == [file.address]
+    for address in ("https://example.org/x", "HTTPS://example.org/x"):
+        file = PublishedFile(address=address, name="images.zip")
+        with pytest.raises(DataError, match=r"not encrypted.*http://example.org/y"):
+            download(file, tmp_path, silent)
+    assert asked == ["https://example.org/x"] * 2
 
 
 def test_an_answer_without_a_length_is_taken_whole(server: Served, tmp_path: Path) -> None:

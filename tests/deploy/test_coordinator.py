@@ -234,9 +234,10 @@ def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):
 def test_a_late_site_with_a_class_of_its_own_is_told_so():
     """It would refuse every round, and the coordinator would never learn why."""
     registry = NodeRegistry(None, known(["a", "b"], ["cat", "dog"]), (), None, ())
-    held = {"classes": '{"cat": 2, "fox": 1}', "domains": '{"b": 3}', "files": "{}"}
-    new = Registration.model_validate(held)
-    assert "has the class 'fox', which this run began without" in registry._objection(1, new)
+    for own, strange in (('{"cat": 2, "fox": 1}', "fox"), ('{"targets": 3}', "targets")):
+        held = {"classes": own, "domains": '{"b": 3}', "files": "{}"}
+        words = f"has the class {strange!r}, which this run began without"
+        assert words in registry._objection(1, Registration.model_validate(held))
 
 
 def test_patients_of_an_evaluation_site_are_counted_as_in_one_process():

@@ -217,6 +217,7 @@ UPDATE: dict[str, Change] = {
     "an array of noise": array("weights", claimed(data=bytes(range(256)) * 4)),
     "an array of another format": array("weights", claimed(stype="torch.pickle")),
     "an array that lies about its shape": array("weights", claimed(shape=(10**9,))),
+    "a shape whose product takes hours": array("weights", claimed(shape=(2**31 - 1,) * 10**6)),
     "an array that lies about its type": array("weights", claimed(dtype="int64")),
     "an array that calls itself bfloat16": array("weights", claimed(dtype="bfloat16")),
     "a header of 1e15 elements": array(

@@ -180,7 +180,7 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
 def _session(address: str) -> requests.Session:
     """Returns a session that no redirect leads from https to http."""
     session = requests.Session()
-    if address.startswith("https:"):
+    if address.strip().lower().startswith("https:"):
         del session.adapters["http://"]
     return session
 

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -26,7 +27,6 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
-from pydantic.dataclasses import dataclass
 
 from feddg.deploy.setup import REGISTERED, public_key, trusted_keys
 from feddg.errors import FeddgError
@@ -118,8 +118,9 @@ def read_signed(folder: Path) -> SignedApp:
     """
     try:
         fields = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
-        app = SignedApp((folder / BUNDLE).read_bytes(), **fields)
-    except (OSError, ValueError, TypeError) as error:
+        id, signature = str(fields["key_id"]), str(fields["signature"])
+        app = SignedApp((folder / BUNDLE).read_bytes(), id, int(fields["signed_at"]), signature)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise FeddgError(
             f"{folder} holds no signed app ({error}); run `feddg deploy sign`"
         ) from None

@@ -518,7 +518,9 @@ class NodeRegistry:
         if id >= self._trainers:
             return None
         strange = sorted(new.classes.keys() - set(classes))
-        if strange and classes and [TARGETS] not in (classes, [*new.classes]):
+        # Programs that name no classes have all joined before the classes were fixed.
+        unnamed = before is not None and [TARGETS] in (classes, [*new.classes])
+        if strange and classes and not unnamed:
             return (
                 f"has the class {strange[0]!r}, which this run began without; rename its folder, "
                 "or start a new run"

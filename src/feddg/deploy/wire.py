@@ -223,9 +223,10 @@ def _tensor(array: Array) -> Tensor:
         header = numpy.lib.format.read_array_header_1_0(stream)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
         raise ValueError("an array's header cannot be read") from None
-    start, size = stream.tell(), math.prod(shape) * dtype.itemsize
+    start = stream.tell()
+    # A header is short. Of a longer shape the product, asked for first, would take hours.
     fits = header == (shape, False, dtype) and min(shape, default=0) >= 0
-    if not fits or size != len(array.data) - start:
+    if not fits or math.prod(shape) * dtype.itemsize != len(array.data) - start:
         raise ValueError("an array has another shape, type or size than it says")
     tensor = torch.from_numpy(numpy.frombuffer(array.data, dtype, offset=start).copy())
     tensor = tensor.reshape(shape)
