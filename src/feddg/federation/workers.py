@@ -33,7 +33,6 @@ from feddg.federation.inprocess import TRAIN, Answer, InProcess, Result
 from feddg.messages import (
     Broadcast,
     Message,
-    Packed,
     Refusal,
     Update,
     Weights,
@@ -62,26 +61,37 @@ def buffers_of(message: Message) -> list[Tensor]:
 
     Tensors keep their memory layout, because the order of sums may depend on it.
     """
-    away = {name: t for name, t in message.tensors.items() if t.device.type != "cpu"}
-    here = {name: t for name, t in message.tensors.items() if name not in away}
-    packed = Packed(here), Packed(away)
-    content = json.dumps([message.scalars, *(part.layout for part in packed)], default=str)
-    header = content.encode()
-    header = header.ljust(after(0, len(header)))  # tensors begin where they may
-    start = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-    host, there = torch.cat([start, packed[0].buffer]), packed[1].buffer
-    sizes = torch.tensor([len(header), len(host), len(there)])
-    return [sizes, host, *([there] if len(there) else [])]
+    places: list[tuple[Tensor, Tensor, int]] = []
+    ends, entries, device = [0, 0], [], torch.device("cpu")
+    for name, tensor in message.tensors.items():
+        like = torch.empty_like(tensor, device="meta")
+        on_device = int(tensor.device.type != "cpu")
+        device = tensor.device if on_device else device
+        start = ends[on_device]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append([name, dtype, list(like.shape), list(like.stride()), on_device, start])
+        places.append((tensor.detach(), like, start))
+        ends[on_device] = after(start, like.nbytes)
+    header = json.dumps([message.scalars, entries]).encode()
+    first = after(0, len(header))
+    here = torch.empty(first + ends[0], dtype=torch.uint8)
+    here[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    there = torch.empty(ends[1], dtype=torch.uint8, device=device)
+    for tensor, like, start in places:
+        flat = here[first:] if tensor.device.type == "cpu" else there
+        view_in(flat, start, like.dtype, like.shape, like.stride()).copy_(tensor)
+    sizes = torch.tensor([len(header), len(here), len(there)])
+    return [sizes, here, *([there] if len(there) else [])]
 
 
 def message_in(header_length: int, here: Tensor, there: Tensor | None) -> Message:
     """Reads what :func:`buffers_of` wrote; the tensors are views of the buffers."""
-    scalars, *layouts = json.loads(here[:header_length].numpy().tobytes())
+    scalars, entries = json.loads(here[:header_length].numpy().tobytes())
+    flat = [here[after(0, header_length) :], there]
     tensors: Weights = {}
-    for buffer, layout in zip((here[header_length:], there), layouts):
-        for name, start, dtype, *form in layout:
-            kind = getattr(torch, dtype.removeprefix("torch."))
-            tensors[name] = view_in(cast(Tensor, buffer), start, kind, *form)
+    for name, dtype, shape, stride, on_device, start in entries:
+        part = cast(Tensor, flat[on_device])
+        tensors[name] = view_in(part, start, getattr(torch, dtype), shape, stride)
     return Message(tensors, scalars)
 
 
