@@ -37,8 +37,8 @@ def scattered(network, seed=5):
     return network
 
 
-def begun(**options):
-    small = federation("fedig-a", train=SGD, **options)
+def begun(method="fedig-a", **options):
+    small = federation(method, train=SGD, **options)
     scattered(small.network)
     received = {name: t.clone() for name, t in small.network.state_dict().items()}
     for name in received:
@@ -181,6 +181,19 @@ def test_the_two_steps_alternate_and_each_moves_its_own_part():
     assert same({n: between[n] for n in rest}, {n: after[n] for n in rest})
     assert all(parameter.grad is None for parameter in adapter_of(network).parameters())
     assert client.mean_terms()[0].keys() >= {"adapter", "cross_entropy", "agnostic_features"}
+
+
+def test_the_adapters_step_is_of_their_own_loss_alone():
+    """FedProx's term is of all that is shared, the adapters among it."""
+    small, client, batch = begun("fedig-a+fedprox")
+    scattered(client.network, seed=6)  # away from what was received
+    adapters = list(adapter_of(client.network).parameters())
+    optimizer, found = client.scratch["fedig-a/optimizer"], []
+    optimizer.step = lambda: found.extend(parameter.grad.clone() for parameter in adapters)
+    small.method.step(client, batch)
+    own = torch.autograd.grad(small.method.adapter_loss(client, batch), adapters)
+    assert found
+    assert all(torch.equal(one, other) for one, other in zip(found, own))
 
 
 def test_the_adapters_step_is_plain_sgd_with_momentum():

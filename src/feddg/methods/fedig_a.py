@@ -131,9 +131,9 @@ class FedIGA(FedIG):
         """Takes one step of the network, then one of the adapters, on the same batch."""
         super().step(client, batch)
         loss = self.adapter_loss(client, batch)
-        trained = list(self.adapter(client.network).parameters())
-        loss.backward(inputs=trained)
         optimizer = client.scratch[OPTIMIZER]
+        optimizer.zero_grad(set_to_none=True)  # FedProx's term reaches them in the network's step
+        loss.backward(inputs=list(self.adapter(client.network).parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         client.note({"adapter": loss})
