@@ -53,6 +53,7 @@ PAGES = tuple(
 )
 
 
+RATE = "train.lr"
 ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
 """Of every run: a results file has images and seconds of one round."""
 OWN_RULES = {"last_ten": "last ten", "ema": "EMA"}
@@ -499,6 +500,22 @@ def fourteen_domains() -> Results:
         tried.update(rates.keys())
         rows += [(rates[row.method], row) for row in read[-1].rows]
     return replace(read[0], rows=at_chosen_rates(rows, tried))
+
+
+def thirty_clients() -> Results:
+    """Returns the runs that count by the rule of ``methods/fourteen_thirty_64.yaml``."""
+    plan = load_plan(ROOT / "benchmarks/methods/fourteen_thirty_64.yaml")
+    results = Results.read(DATA / "fourteen_thirty_64.csv", plan)
+
+    def with_rate(row: ResultRow) -> tuple[float, ResultRow]:
+        others = dict(row.conditions)
+        rate = float(others.pop(RATE))
+        return rate, row.model_copy(update={"conditions": others})
+
+    tried = dict.fromkeys(results.methods, len(plan.settings[RATE]))
+    rows = at_chosen_rates(map(with_rate, results.rows), tried)
+    planned = {place.place: place for _, place in map(with_rate, results.planned)}
+    return replace(results, rows=rows, planned=[*planned.values()])
 
 
 def many_domains(results: Results) -> str:

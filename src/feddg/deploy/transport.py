@@ -175,14 +175,15 @@ class Mailbox:
         question: str = "",
     ) -> PendingRequest:
         """Sends a message; ``question`` is the method's, and goes into the ledger."""
-        (_, _, ask, answer), more = KINDS[kind], f":{question}" if question else ""
+        of, more = KINDS[kind], f":{question}" if question else ""
         size, at, began = flower_bytes(records), time.time(), time.monotonic()
-        sent = PendingRequest(node, site, client, kind, round, answer + more, size, at, began)
+        answer = of.answered + more
+        sent = PendingRequest(node, site, client, kind, round, answer, size, at, began)
         envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
         id = next(iter(self.grid.push_messages([envelope])), None)
         if id:
             self._sent[id] = sent
-            self._enter(round, "down", client, ask + more, records)
+            self._enter(round, "down", client, of.asked + more, records)
         else:
             sent.refuse("the message could not be sent")
         return sent
@@ -694,7 +695,7 @@ class FlowerTransport:
         self, clients: Sequence[int], kind: str, broadcast: Broadcast, question: str = ""
     ) -> Iterator[Reply]:
         """Exchanges messages; yields the one part of every reply, or the refusal."""
-        _, (part,), _, _ = KINDS[kind]
+        (part,) = KINDS[kind].parts
         for id, reply in self._exchange(clients, kind, broadcast, question):
             yield id, reply if isinstance(reply, Refusal) else reply.part(part)
 

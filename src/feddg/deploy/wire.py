@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy
 import torch
@@ -337,16 +337,29 @@ class RegistrationReply(Reply):
     missing: None = None
 
 
-KINDS: dict[str, tuple[type[Reply], tuple[str, ...], str, str]] = {
-    REGISTER: (RegistrationReply, (), "register", "register"),
-    STATISTICS: (Reply, ("reply",), "statistics", "statistics"),
-    TRAIN: (UpdateReply, ("weights", "extras"), "train", "update"),
-    ASK: (Reply, ("reply",), "ask", "answer"),
-    EVALUATE: (Reply, ("scores",), "evaluate", "scores"),
+class Kind(NamedTuple):
+    """A kind of request.
+
+    Attributes:
+        schema: the schema of a reply.
+        parts: parts of a reply that are checked elsewhere.
+        asked: what a request is called in the ledger.
+        answered: what a reply is called there.
+    """
+
+    schema: type[Reply]
+    parts: tuple[str, ...]
+    asked: str
+    answered: str
+
+
+KINDS = {
+    REGISTER: Kind(RegistrationReply, (), "register", "register"),
+    STATISTICS: Kind(Reply, ("reply",), "statistics", "statistics"),
+    TRAIN: Kind(UpdateReply, ("weights", "extras"), "train", "update"),
+    ASK: Kind(Reply, ("reply",), "ask", "answer"),
+    EVALUATE: Kind(Reply, ("scores",), "evaluate", "scores"),
 }
-"""By kind of request: the schema of a reply, its parts that are checked elsewhere, and what request
-and reply are called in the ledger.
-"""
 
 
 def read_reply(kind: str, records: RecordDict) -> Payload:
@@ -357,8 +370,8 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
             line.
     """
     payload = Payload.from_records(records)
-    schema, parts, _, _ = KINDS[kind]
-    for name in sorted(payload.parts.keys() - set(parts)):
+    schema = KINDS[kind].schema
+    for name in sorted(payload.parts.keys() - set(KINDS[kind].parts)):
         message = payload.parts.pop(name)
         if message.tensors:
             raise ValueError(f"its part {plain_text(name, 40)!r} holds a tensor")
