@@ -580,6 +580,7 @@ def tables() -> dict[str, str]:
         "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
         "many_domains": many_domains(fourteen_domains()),
+        "thirty_clients": many_domains(thirty_clients()),
         "benchmark_methods": benchmark_methods(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),

@@ -11,7 +11,9 @@ import sys
 import time
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from feddg.api import compare
@@ -229,21 +231,29 @@ def test_the_command_line_says_where_a_method_crashed(crashing, tmp_path, monkey
     assert (out / "report.html").is_file()
 
 
-def test_weights_that_are_not_there_are_looked_for_once(tmp_path, monkeypatch):
+def test_weights_that_are_missing_or_do_not_fit_are_looked_for_once(tmp_path, monkeypatch):
     looked = []
     monkeypatch.setattr(
         compare_module,
         "forecast",
         lambda one, cache: looked.append(one) or forecast(one, cache),
     )
-    nowhere = {"model": {"weights": "/nowhere.pth"}}
-    methods = [{"name": name, "experiment": nowhere} for name in ("fedavg", "fedprox", "pardon")]
-    work = prepare_comparison(PLAN | {"methods": methods}, tmp_path / "out")
-    assert "/nowhere.pth does not exist" in str(why_hopeless(work))
-    assert len(looked) == 1
-    work = prepare_comparison(PLAN | {"methods": [*methods, "mixstyle"]}, tmp_path / "out")
-    assert why_hopeless(work) is None  # the last one has no need of them
-    assert len(looked) == 3
+    other = tmp_path / "other.safetensors"
+    save_file({"another.network": torch.zeros(1)}, other)
+    for number, (file, fault) in enumerate(
+        (("/nowhere.pth", "/nowhere.pth does not exist"), (str(other), "another.network"))
+    ):
+        looked.clear()
+        fields = {"model": {"weights": file}}
+        methods = [{"name": name, "experiment": fields} for name in ("fedavg", "fedprox", "pardon")]
+        work = prepare_comparison(PLAN | {"methods": methods}, tmp_path / f"out{number}")
+        assert fault in str(why_hopeless(work))
+        assert len(looked) == 1
+        work = prepare_comparison(
+            PLAN | {"methods": [*methods, "mixstyle"]}, tmp_path / f"out{number}"
+        )
+        assert why_hopeless(work) is None  # the last one has no need of them
+        assert len(looked) == 3
 
 
 def test_a_plan_with_one_data_set_that_is_not_there_starts_nothing(tmp_path):

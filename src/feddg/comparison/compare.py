@@ -21,7 +21,7 @@ from feddg.comparison.results_file import (
 from feddg.diagnostics import Diagnostic, silent, warning
 from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
-from feddg.models.backbones import require_weights
+from feddg.models.backbones import build_network, require_weights
 from feddg.runs.beforehand import forecast
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
@@ -243,7 +243,7 @@ def why_hopeless(comparison: Comparison, cache: Path | None = None) -> FeddgErro
 def _why_none(cells: Sequence[Cell], cache: Path | None) -> FeddgError | None:
     """Returns the error that would stop all of these runs on the same data, or None."""
     reasons: dict[str, FeddgError] = {}
-    gone: set[str] = set()  # networks whose weights are known to be missing
+    gone: set[str] = set()  # networks that cannot have their weights
     for cell in cells:
         one = cell.experiment
         kind = repr((one.method, one.hold_out, one.clients, one.model))
@@ -254,19 +254,20 @@ def _why_none(cells: Sequence[Cell], cache: Path | None) -> FeddgError | None:
             forecast(one, cache)
         except FeddgError as error:
             reasons[kind] = error
-            if isinstance(error, WeightsError) and _are_missing(one.model):
+            if isinstance(error, WeightsError) and not _have_weights(one.model):
                 gone.add(network)  # nothing else about a run would help: hundreds need no look
         else:
             return None
     return next(iter(reasons.values()), None)
 
 
-def _are_missing(model: ModelSettings) -> bool:
-    """Whether pretrained weights cannot be had, rather than something else that a run needs."""
+def _have_weights(model: ModelSettings) -> bool:
+    """Whether pretrained weights are there and fit, so that something else of a run is missing."""
     with suppress(WeightsError):
         require_weights(model.backbone, model.weights)
-        return False
-    return True
+        build_network(model.backbone, 2, weights=model.weights)
+        return True
+    return False
 
 
 def carry_out_comparison(
