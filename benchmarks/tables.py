@@ -53,7 +53,6 @@ PAGES = tuple(
 )
 
 
-RATE = "train.lr"
 ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
 """Of every run: a results file has images and seconds of one round."""
 OWN_RULES = {"last_ten": "last ten", "ema": "EMA"}
@@ -502,22 +501,6 @@ def fourteen_domains() -> Results:
     return replace(read[0], rows=at_chosen_rates(rows, tried))
 
 
-def thirty_clients() -> Results:
-    """Returns the runs that count by the rule of ``methods/fourteen_thirty_64.yaml``."""
-    plan = load_plan(ROOT / "benchmarks/methods/fourteen_thirty_64.yaml")
-    results = Results.read(DATA / "fourteen_thirty_64.csv", plan)
-
-    def with_rate(row: ResultRow) -> tuple[float, ResultRow]:
-        others = dict(row.conditions)
-        rate = float(others.pop(RATE))
-        return rate, row.model_copy(update={"conditions": others})
-
-    tried = dict.fromkeys(results.methods, len(plan.settings[RATE]))
-    rows = at_chosen_rates(map(with_rate, results.rows), tried)
-    planned = {place.place: place for _, place in map(with_rate, results.planned)}
-    return replace(results, rows=rows, planned=[*planned.values()])
-
-
 def many_domains(results: Results) -> str:
     """Returns each method beside FedAvg over the domains of several data sets."""
     body = []
@@ -580,7 +563,6 @@ def tables() -> dict[str, str]:
         "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
         "many_domains": many_domains(fourteen_domains()),
-        "thirty_clients": many_domains(thirty_clients()),
         "benchmark_methods": benchmark_methods(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
