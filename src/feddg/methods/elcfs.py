@@ -142,7 +142,7 @@ class Elcfs(Method):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the amplitudes of one random other image for each, and how far to go to them."""
         assert client.context is not None, "the server broadcasts the bank before round 1"
-        foreign, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
+        amplitudes, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
         others = (owners != client.id).nonzero().squeeze(1)
         if not len(others):
             others = torch.arange(len(owners))
@@ -151,7 +151,7 @@ class Elcfs(Method):
         shares = torch.rand(len(labels), generator=rng)
         if self.settings.mixing == "full":
             shares = torch.ones_like(shares)
-        exchanged = {"elcfs/amplitudes": foreign[others[drawn]], "elcfs/shares": shares}
+        exchanged = {"elcfs/amplitudes": amplitudes[others[drawn]], "elcfs/shares": shares}
         return super().draws(client, positions, labels) | exchanged
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:

@@ -230,8 +230,8 @@ class StyleExchange(Method):
                 styles.append(style.expand(count, *style.shape[-2:]).cpu())
                 rows.append(torch.ones(count, dtype=torch.bool) if keep is None else ~keep.cpu())
             changed = whole(rows)
-            restyled = images[changed], whole(styles)[changed], client.device
-            images[changed] = self.transferred(*restyled)
+            given = images[changed], whole(styles)[changed], client.device
+            images[changed] = self.transferred(*given)
             return (images,)
 
         def draw() -> Tensor:

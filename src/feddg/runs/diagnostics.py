@@ -231,6 +231,7 @@ def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagno
         return
     index, share = result.most_predicted
     true = result.true[index]
+    # Nearly all predictions are of one class, and it occurs much less often.
     if share >= 0.8 and share - true >= 0.2:
         name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
         yield note(
@@ -284,6 +285,7 @@ def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[D
     latest = steps[-max(1, len(steps) // 3) :]
     # It has levelled off if its last third has less than a quarter of the mean pace.
     levelled = math.fsum(latest) / len(latest) < 0.25 * rise / len(steps)
+    # It rises if three quarters of all its movement are upwards.
     if rise < LEAST_RISE or rise < 0.75 * path or levelled:
         return
     rounds = table.rounds[-1] - table.rounds[-1 - len(steps)]
@@ -301,6 +303,7 @@ def _unsteady(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator
     if result.round != table.round or not steps:
         return
     back = min(max(steps), -min(steps))
+    # It both rises and falls, by five points and by more than the choice of images does.
     if back > max(0.05, result.accuracy.high - result.accuracy.low):
         yield note(
             UNSTEADY,
@@ -330,6 +333,7 @@ def _falls(table: NumberTable) -> Sequence[Diagnostic]:
     bends = numpy.abs(numpy.diff(values, 2)).tolist() or [0.0]
     noise = statistics.median(bends) / (0.6745 * math.sqrt(6 * width))
     # Of a few rounds the peak itself is half of the bends.
+    # Otherwise a fall counts from three times the noise of means over a third of the curve.
     if fall <= max(LEAST_RISE, error, noise * (3 if width > 1 else 1)):
         return []
     first, last = (curve[at + width - 1][0] for at in (best, len(means) - 1))
@@ -500,7 +504,7 @@ def _signs_of_a_large_rate(run: Run) -> str:
         signs.append(f"it is {rate:g}, where the preset has {usual:g}")
     if loss is not None and not math.isfinite(loss):
         signs.append("the training loss is not finite")
-    elif loss is not None and loss > 1.2 * guessing:
+    elif loss is not None and loss > 1.2 * guessing:  # worse than without training
         signs.append(f"the training loss ended at {loss:.3g}, that of guessing is {guessing:.3g}")
     return " and ".join(signs)
 
