@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import feddg
+from feddg.comparison.plan import expand_plan, load_plan
 from feddg.evaluation.metrics import Predictions
 from feddg.methods.base import methods
 from federations import CLASSES, SIZE, colored_images
@@ -67,6 +69,13 @@ def test_the_metric_of_the_contributing_page_is_one():
     entry = re.search(r'entry-points\."feddg\.metrics"\]\n(\w+) = "[\w.]+:(\w+)"', page)
     assert entry
     assert made[entry[2]].name == entry[1]
+
+
+def test_the_plans_of_the_page_on_comparing_are_plans():
+    page = (DOCS / "compare.md").read_text("utf-8")
+    plans = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+    cells = [len(expand_plan(load_plan({"name": "page", **plan}))) for plan in plans]
+    assert cells == [3 * 4 * 3 * 2 * 2 * 2 * 3, 2 * (4 + 4 + 2), 3 * 4 * 3]
 
 
 def test_the_code_of_the_page_on_other_tasks_runs(capsys):

@@ -104,6 +104,8 @@ OUR_OWN = {
     "baseline/hundred_clients_64": 6 * 2,
     "baseline/pardon_parts_64": 2 * 2,
     "baseline/four_columns_96": 4,
+    "baseline/four_columns_160": 4,
+    "baseline/pooled_96": 4,
     "baseline/curve_64": 2,
     "baseline/curve_96": 2,
     "own_size/pacs_64": 8 * 4 * 3,

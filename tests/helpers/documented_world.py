@@ -92,6 +92,7 @@ def make_world(place: Path) -> World:
         "RUN": "runs/my-run",
         "FEDAVG_RUN": "runs/fedavg-0",
         "RIDGE_RUN": "runs/ridge-0",
+        "FEDBN_RUN": "runs/fedbn-0",
         "dense": "dog",
         "IMAGES": "images",
         "model.weights=RESNET18": "model.weights=null",
@@ -106,9 +107,10 @@ def _make_runs(place: Path, chosen: dict) -> Path:
     finished = run(Experiment(**chosen), place / "made", cache=cache, report=False).folder
     for name in ("pardon-0", "fedavg-0", "first-0", "my-run", "A", "B"):
         shutil.copytree(finished, runs / name)
-    ridge = Experiment(**{**chosen, "method": "ridge", "name": "ridge-0"})
-    solved = run(ridge, place / "made", cache=cache, report=False).folder
-    shutil.copytree(solved, runs / "ridge-0")
+    for method in ("ridge", "fedbn"):
+        experiment = Experiment(**{**chosen, "method": method, "name": f"{method}-0"})
+        made = run(experiment, place / "made", cache=cache, report=False).folder
+        shutil.copytree(made, runs / f"{method}-0")
     compare(load_plan(place / "plan.yaml"), place / "comparisons" / "mine", cache=cache)
     train = {**SMALL["train"], "rounds": 2}
     experiment = Experiment(**{**chosen, "train": train, "name": "begun"})
