@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from feddg.settings import TrainSettings
 from federations import federation, same
 
 NAMES = tuple(methods())
+ONE_CLASS = ("fpl", "l2d", "pardon", "selfreg", "vista")
+OF_ONE_PASS = ("group_dro", "irm", "jigen", "sfa", "vrex")
 WEIGH = ("csac", "feddg-ga", "group_dro", "local", "scaffold")
 # Plain gradient descent: Adam would blow differences of rounding up.
 TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
@@ -138,6 +141,13 @@ def test_impossible_names_are_refused_with_the_reason(subtests):
         *((f"{other}+afl", "afl decides at the server what each") for other in WEIGH),
         ("fish+scaffold", "fish goes most of the way back"),
         ("scaffold+fish", "fish goes most of the way back"),
+        ("feddg-ga+scaffold", "each decide what a client counts; choose one"),
+        ("copa+feddg-ga", "weights follow the losses of the averaged classifier"),
+        ("fedprox+copa", "fedprox holds a client to the mean classifier"),
+        ("ridge+elcfs", "ridge adds up what a fixed network gives"),
+        ("rsc+l2d", "l2d passes two versions at once"),
+        *((f"{other}+mixup", "mixup's images are of two classes") for other in ONE_CLASS),
+        *((f"vista+{other}", "vista's loss is the mean over versions") for other in OF_ONE_PASS),
         ("fish+mmd", "fish steps on one domain at a time"),
         ("irm+vrex", "each replaces the mean over images by one of its own"),
         ("group_dro+irm", "each replaces the mean over images by one of its own"),
@@ -151,6 +161,81 @@ def test_impossible_names_are_refused_with_the_reason(subtests):
     ]:
         with subtests.test(reason=reason), pytest.raises(ExperimentError, match=reason):
             method_class(name)
+
+
+def test_what_a_mixture_of_two_classes_is_passed_on_to_comes_after_it():
+    for other in ("copa", "fedsr", "fedig", "jigen"):
+        assert method_class(f"{other}+mixup").name == f"mixup+{other}"
+
+
+def test_pardons_copies_are_in_ridges_sums_or_refused():
+    experiment = Experiment(method="ridge+pardon", data={"source": "pacs"}, hold_out="sketch")
+    with pytest.raises(ExperimentError, match="stylized_cross_entropy: ridge adds up"):
+        build_method("ridge+pardon", {}).check(experiment)
+    build_method("ridge+pardon", {"stylized_cross_entropy": True}).check(experiment)
+
+
+@pytest.mark.parametrize("name", ["mmd", "coral", "pardon", "fpl", "csac+fedprox", "fedavg"])
+def test_embeddings_that_nobody_trains_are_said(name):
+    chosen = {"data": {"source": "pacs"}, "hold_out": "sketch", "method": name}
+
+    def said(**more):
+        experiment = Experiment(**chosen, **more)
+        method = build_method(name, {})
+        return [found.code for found in method.diagnostics(experiment)]
+
+    model = {"embedding": "none"}
+    expected = name != "fedavg"
+    assert ("fixed-embeddings" in said(train={"trainable": "head"}, model=model)) == expected
+    assert "fixed-embeddings" not in said(train={"trainable": "all"}, model=model)
+    embedding = {"embedding": "linear"}
+    assert "fixed-embeddings" not in said(train={"trainable": "head"}, model=embedding)
+
+
+class Twice(Method):
+    """Passes a batch on, and then its images upside down."""
+
+    name = "twice"
+
+    def loss(self, client, batch):
+        terms = super().loss(client, batch)
+        other = super().loss(client, replace(batch, images=batch.images.flip(2)))
+        return terms | {f"other_{name}": term for name, term in other.items()}
+
+
+class Sees(Method):
+    """Remembers the images that it is asked about."""
+
+    name = "sees"
+
+    def head_loss(self, client, batch, embeddings):
+        client.scratch.setdefault("seen", []).append(batch.images)
+        return super().head_loss(client, batch, embeddings)
+
+
+def of_a_batch(method, change=lambda batch: batch, **settings):
+    small = federation(method(**settings) if isinstance(method, type) else method, sizes=(8, 6))
+    small.server.setup()
+    client = small.client(context=small.server.state.context)
+    small.method.begin(client)
+    batch = client.batch(torch.arange(8), client.stream("augment"))
+    return client, batch, small.method.loss(client, change(batch))
+
+
+def test_a_changed_batch_is_muted_by_its_own_mask():
+    settings = {"muting": "spatial", "muted_images": 1.0}
+    parts = (method_class("rsc"), Twice)
+    *_, both = of_a_batch(compose(parts), **settings)
+    *_, alone = of_a_batch(parts[0], lambda b: replace(b, images=b.images.flip(2)), **settings)
+    assert torch.equal(both["other_cross_entropy"], alone["cross_entropy"])
+
+
+def test_copies_that_are_classified_come_with_their_images():
+    method = compose((method_class("pardon"), Sees))
+    client, batch, _ = of_a_batch(method, stylized_cross_entropy=True)
+    first, second = client.scratch["seen"]
+    assert first is batch.images
+    assert not torch.equal(second, first)
 
 
 class PlusSettings(MethodSettings):

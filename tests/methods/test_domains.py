@@ -338,7 +338,9 @@ def test_terms_of_another_part_count_once_before_or_behind(subtests):
     [
         ("afl+irm", {"afl_over": "domains"}, "set method.afl_over to clients"),
         ("vrex+afl", {"afl_over": "domains"}, "set method.afl_over to clients"),
+        ("vista+afl", {"afl_over": "domains"}, "set method.afl_over to clients"),
         ("group_dro+local", {"dro_weights": "federation"}, "set method.dro_weights to client"),
+        ("group_dro+copa", {"dro_weights": "federation"}, "set method.dro_weights to client"),
     ],
 )
 def test_parts_that_undo_each_other_under_some_settings_are_refused_under_these(
@@ -662,6 +664,16 @@ def test_a_clients_weights_last_over_its_rounds():
     small.server.round()
     assert not torch.equal(small.transport.memories[0][OWN], first)
     assert OWN not in small.transport.memories.get(1, {})
+
+
+def test_weights_move_once_a_step_however_often_a_batch_is_passed_on():
+    still = {"scale_noise": 0.0, "shift_noise": 0.0}
+    found = []
+    for name, more in (("group_dro", {}), ("group_dro+sfa", still)):
+        small = federation(name, {"dro_step": 1.0} | more, ((5, 4), (4,)))
+        small.run(1)
+        found.append(small.transport.memories[0][OWN])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 
 # Where clients' domains come from

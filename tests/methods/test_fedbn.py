@@ -121,6 +121,17 @@ def test_frozen_statistics_are_refused_by_methods_that_need_them(name):
         build_method(name, {}).check(frozen)
 
 
+@pytest.mark.parametrize("name", ["fedbn", "silobn", "fedig"])
+@pytest.mark.parametrize("trainable", ["head", "lora"])
+def test_normalisation_that_nobody_trains_is_refused(name, trainable):
+    options = {"data": "digits", "hold_out": "sketch", "method": name}
+    fixed = Experiment(**options, train={"trainable": trainable}, model={"embedding": "none"})
+    with pytest.raises(ExperimentError, match=f"{trainable}: normalisation stays.* be fedavg"):
+        build_method(name, {}).check(fixed)
+    model = {"embedding": "bottleneck"}  # whose normalisation is trained
+    build_method(name, {}).check(Experiment(**options, train=fixed.train, model=model))
+
+
 def test_the_two_cannot_be_combined():
     with pytest.raises(ExperimentError, match="already keeps the statistics"):
         method_class("fedbn+silobn")

@@ -84,9 +84,14 @@ def test_prototypes_are_clustered_class_by_class():
     torch.testing.assert_close(means, torch.tensor(expected))
 
 
-def test_a_clients_prototypes_are_its_class_means():
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("fpl", {}), ("ccst+fpl", {"variant": "pardon"}), ("sfa+fpl", {})],
+)
+def test_a_clients_prototypes_are_its_class_means(name, settings):
     train = TrainSettings(rounds=1, batch_size=3, optimizer="sgd", lr=1e-12)
-    small = federation("fpl", train=train, freeze=True)
+    small = federation(name, settings=settings, train=train, freeze=True)
+    small.server.setup()
     small.server.round()
     update = small.replies[1]
     load_weights(small.network, small.server.state.weights)

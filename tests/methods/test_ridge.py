@@ -508,6 +508,13 @@ def test_what_it_cannot_be_is_refused_by_field(subtests):
             checked(**fields)
 
 
+@pytest.mark.parametrize("train", [{"class_weights": "balanced"}, {"label_smoothing": 0.1}])
+def test_what_changes_a_loss_is_said_to_do_nothing(train):
+    found = build_method("ridge", {}).diagnostics(experiment(train=train))
+    assert [each.code for each in found] == ["without-effect"]
+    assert not build_method("ridge", {}).diagnostics(experiment())
+
+
 def test_what_others_train_by_makes_no_other_experiment_of_it():
     plain = experiment()
     train = {"rounds": 9, "local_epochs": 3, "local_steps": 2, "select_every": 5, "drop_last": True}

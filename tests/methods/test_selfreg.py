@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.methods.composition import build_method
-from feddg.methods.selfreg import projector, same_class_partners
+from feddg.methods.base import Method
+from feddg.methods.composition import build_method, compose
+from feddg.methods.selfreg import SelfReg, projector, same_class_partners
 from federations import federation, same
 
 
@@ -48,6 +49,28 @@ def test_the_terms_are_the_papers_sums_over_pairs():
     assert terms["logit_regularizer"].item() == pytest.approx(scale * pairs(c, c), rel=1e-5)
     features = 0.3 * pairs(z.double().numpy(), r)
     assert terms["feature_regularizer"].item() == pytest.approx(scale * features, rel=1e-5)
+
+
+class Large(Method):
+    """Adds a term."""
+
+    name = "large"
+
+    def head_loss(self, client, batch, embeddings):
+        return super().head_loss(client, batch, embeddings) | {"large": torch.tensor(9.0)}
+
+
+def test_the_scale_does_not_know_what_other_parts_add():
+    found = []
+    for method in (SelfReg, compose((SelfReg, Large))):
+        small = federation(method(), sizes=(8,))
+        client = small.client()
+        batch = client.batch(torch.arange(8), client.stream("augment"))
+        z = 20 * small.network.classifier.weight.detach()[batch.labels]
+        terms = small.method.head_loss(client, batch, z)
+        assert terms["cross_entropy"] < 1
+        found.append(terms["logit_regularizer"].item())
+    assert found[0] == found[1] > 0
 
 
 def test_the_scale_is_a_constant_of_the_gradient_and_at_most_one():

@@ -77,9 +77,10 @@ def test_covariances_see_the_last_batches_only():
     settings = {"noise": "adaptive", "recent_batches": 2}
     small = federation("sfa", sizes=(8,), settings=settings)
     client = small.client()
-    batch = client.batch(torch.arange(8), client.stream("augment"))
-    for value in range(4):
-        small.method._perturbed(client, batch, torch.full((8, 128), float(value)))
+    for value in (0.0, 1.0, 2.0, 3.0):
+        batch = client.batch(torch.arange(8), client.stream("augment"))
+        for passed in (value, 9.0):  # the second time, of other images
+            small.method._perturbed(client, batch, torch.full((8, 128), passed))
     assert [float(seen[0, 0]) for seen, _ in client.scratch["sfa"]] == [2.0, 3.0]
 
 

@@ -49,7 +49,9 @@ from feddg.messages import (
 )
 from feddg.methods.base import Ask, Method, MethodSettings, State, register
 from feddg.methods.baselines import Local
+from feddg.methods.copa import COPA
 from feddg.methods.domains import PenalisedLosses, weighed_losses
+from feddg.methods.vista import Vista
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -101,15 +103,15 @@ class WeighedByLoss(Method):
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses weights without an average, or where another part replaces the loss."""
         super().check(experiment)
-        if self.weighs and isinstance(self, Local):
+        if self.weighs and isinstance(self, (Local, COPA)):
             raise ExperimentError(
-                f"{self.name}: its weights follow the losses under the clients' average, and local "
-                "has none; choose one, or set method.dro_weights to client"
+                f"{self.name}: its weights follow the losses under the clients' average, and the "
+                "other method predicts with none; choose one, or set method.dro_weights to client"
             )
-        if _over_domains(self) and isinstance(self, PenalisedLosses):
+        if _over_domains(self) and isinstance(self, (PenalisedLosses, Vista)):
             raise ExperimentError(
-                f"{self.name}: weights of domains and the mean over domains replace each other; "
-                "choose one, or set method.afl_over to clients"
+                f"{self.name}: both decide what the images of a batch count; choose one, or set "
+                "method.afl_over to clients"
             )
 
     def factors(self, weights: Tensor, images: Tensor) -> Tensor:

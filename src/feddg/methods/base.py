@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.clients.optim import make_optimizer
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import (
     ExperimentError,
     FeddgError,
@@ -110,6 +110,7 @@ class Method:
         noises: entries of ``sends`` before round 1 that are styles, and that the method noises on
             request.
         excludes: methods it cannot be combined with, and why.
+        outermost: whether it comes before all other parts of a composition.
         gathers_images: whether all training images are put in one place first, unlike in a
             federation: one client then takes as many steps as a round's clients together.
         one_round: whether the method needs a single pass over the images in one round only,
@@ -120,6 +121,7 @@ class Method:
             neither on embeddings nor on the network (:func:`feddg.methods.composition.check_task`).
         moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
         needs_images: whether it changes images, so that features alone are not enough.
+        shapes_embeddings: whether it adds terms of the embeddings alone, which no classifier sees.
         sums: entries of the network that are sums over images, as large as these are: no step
             moves them, and the method checks them itself.
         waits: why a step of it waits for a device, which :func:`feddg.testing.check_method` then
@@ -144,12 +146,14 @@ class Method:
     }
     noises: ClassVar[frozenset[str]] = frozenset()
     excludes: ClassVar[dict[str, str]] = {}
+    outermost: ClassVar[bool] = False
     gathers_images: ClassVar[bool] = False
     one_round: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
     any_task: ClassVar[bool | None] = None
     moves_pixels: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
+    shapes_embeddings: ClassVar[bool] = False
     sums: tuple[str, ...] = ()
     waits: ClassVar[str] = ""
 
@@ -188,8 +192,19 @@ class Method:
         """
 
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
-        """Returns warnings about results of this experiment, before round 1."""
-        return ()
+        """Returns warnings about results of this experiment, before round 1.
+
+        By default, where the method shapes embeddings and nothing before them is trained.
+        """
+        fixed = experiment.train.trainable == "head" and experiment.model.embedding == "none"
+        if not (self.shapes_embeddings and fixed):
+            return ()
+        text = (
+            f"train.trainable is head: embeddings stay as they are, and what {title_of(self.name)} "
+            "asks of them trains nothing."
+        )
+        advice = "Train more, or add a layer: --set model.embedding=linear."
+        return (warning("fixed-embeddings", text, advice),)
 
     # Once, before round 1
 
@@ -236,6 +251,17 @@ class Method:
             drawn = self.draws(client, batch.positions, batch.labels_here)
             batch.drawn = on_device(drawn, batch.labels.device)
         return batch.drawn
+
+    def is_first_pass(self, client: Client, batch: Batch, name: str) -> bool:
+        """Whether a batch comes to a method, by its name, for the first time.
+
+        Other parts of a composition may pass it on several times, with changed images. What a
+        method remembers of a step is that of the first pass, of the images as they are.
+        """
+        drawn, mark = self.drawn(client, batch), f"{name}/passed"
+        first = mark not in drawn
+        drawn[mark] = batch.labels
+        return first
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns named, already weighted loss terms; their sum is minimised.

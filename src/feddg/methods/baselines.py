@@ -80,6 +80,7 @@ class FedProx(Method):
     name = "fedprox"
     summary = "FedAvg with a proximal term (Li et al. 2020)"
     settings: FedProxSettings
+    outermost = True  # its term counts once, however often a part passes a batch on
 
     def begin(self, client: Client) -> None:
         """Pairs every shared parameter with its received value."""

@@ -9,7 +9,7 @@ from pydantic import create_model
 
 from feddg.errors import ExperimentError
 from feddg.methods.base import METHODS, Method, MethodSettings
-from feddg.methods.baselines import FedAvg, FedProx
+from feddg.methods.baselines import FedAvg
 from feddg.models.task import Task
 from feddg.settings import Fields, merge
 
@@ -35,16 +35,15 @@ def method_class(name: str) -> type[Method]:
 def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     """Returns one class with all ``parts`` as cooperative bases.
 
-    The first part is the outermost, or FedProx: its hooks run first and reach the next part's
-    through ``super()``. A part whose hook does not call ``super()`` would silence the same hook of
-    all later parts, so it is moved behind them. The composition's name shows the order. Two parts
-    that replace the same hook cannot be combined.
+    The first part is the outermost, unless another has to be: its hooks run first and reach the
+    next part's through ``super()``. A part whose hook does not call ``super()`` would silence the
+    same hook of all later parts, so it is moved behind them. The composition's name shows the
+    order. Two parts that replace the same hook cannot be combined.
 
     Raises:
         ExperimentError: the parts cannot be combined; the message says why.
     """
-    # A term of the weights alone counts once, however often a part passes a batch on.
-    parts = _arranged(tuple(sorted(parts, key=lambda part: part is not FedProx)))
+    parts = _arranged(tuple(sorted(parts, key=lambda part: not part.outermost)))
     name = _joined_name(parts)
     own = (part.Settings for part in parts if part.Settings is not MethodSettings)
     settings: tuple[type[MethodSettings], ...] = (*own, MethodSettings)

@@ -80,6 +80,10 @@ class COPA(Method):
     name = "copa"
     summary = "a shared extractor under an ensemble of domain classifiers (Wu and Gong 2021)"
     settings: COPASettings
+    excludes: ClassVar[dict[str, str]] = {
+        "fedprox": "fedprox holds a client to the mean classifier, and copa trains that of its "
+        "domain; choose one"
+    }
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         f"update/{HEAD}": EntrySchema(
             "the number of its main domain, or its own number",

@@ -54,6 +54,7 @@ class CORAL(DomainMethod):
     name = "coral"
     summary = "the domains' features have one covariance (Sun and Saenko 2016)"
     settings: CORALSettings
+    shapes_embeddings = True
     together = 2
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:

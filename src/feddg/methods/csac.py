@@ -72,6 +72,7 @@ class CSAC(Method):
     name = "csac"
     summary = "layer-wise semantic fusion and calibration (Yuan et al. 2023)"
     settings: CSACSettings
+    shapes_embeddings = True
     excludes: ClassVar[dict[str, str]] = {
         "copa": "csac takes every layer from the clients, and copa makes its classifiers at the "
         "server; choose one",

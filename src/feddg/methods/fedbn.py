@@ -27,6 +27,16 @@ class OwnNormalization(Method):
             )
         return super().network(network)
 
+    def check(self, experiment: ExperimentSettings) -> None:
+        """Refuses normalisation that nobody trains."""
+        super().check(experiment)
+        trained = experiment.train.trainable
+        if trained in ("head", "lora") and experiment.model.embedding != "bottleneck":
+            raise ExperimentError(
+                f"train.trainable is {trained}: normalisation stays as it is at all clients, and "
+                f"{self.name} would be fedavg; set it to all or norm+head"
+            )
+
 
 @register
 class FedBN(OwnNormalization):

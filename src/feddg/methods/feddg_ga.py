@@ -78,6 +78,11 @@ class FedDGGA(Method):
     title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
     settings: FedDGGASettings
+    excludes: ClassVar[dict[str, str]] = {
+        "scaffold": "feddg-ga and scaffold each decide what a client counts; choose one",
+        "copa": "feddg-ga's weights follow the losses of the averaged classifier, with which copa "
+        "never predicts; choose one",
+    }
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         f"update/{OWN}": EntrySchema("its mean loss under its own weights", (), within=_losses),
         f"answer:{QUESTION}/{AVERAGED}": EntrySchema(

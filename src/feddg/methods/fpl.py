@@ -16,13 +16,14 @@ Leaves the client:
     class ids), over the embeddings of its last local epoch.
 
 Decisions:
-    All prototypes count, by logsumexp (the code that PARDON compared with drops some). UPCR is the
-    mean over dimensions and the whole set of prototypes is replaced every round, as in the authors'
-    code (the paper: a sum). FINCH's last (coarsest) partition by cosine, as the authors' code; a
-    single prototype is its own cluster. Images of a class without prototypes are left out of both
-    terms. With sampling, classes may be absent from a round: `absent_classes: keep` keeps their
-    last prototypes. An image's embedding is the last one that training saw, which is that of the
-    last local epoch.
+    All prototypes count, by logsumexp (the code that PARDON compared with drops some), but those of
+    a client whose largest entry is over ten times the round's median: they would attract all. UPCR
+    is the mean over dimensions and the whole set of prototypes is replaced every round, as in the
+    authors' code (the paper: a sum). FINCH's last (coarsest) partition by cosine, as the authors'
+    code; a single prototype is its own cluster. Images of a class without prototypes are left out
+    of both terms. With sampling, classes may be absent from a round: `absent_classes: keep` keeps
+    their last prototypes. An image's embedding is the last one that training saw, which is that of
+    the last local epoch; where another part passes changed images on, that of the unchanged ones.
 """
 
 import logging
@@ -74,6 +75,7 @@ class FPL(Method):
     name = "fpl"
     summary = "clustered class prototypes guide the embeddings (Huang et al. 2023)"
     settings: FPLSettings
+    shapes_embeddings = True
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         f"update/{PROTOTYPES}": EntrySchema(
             "the mean embedding of each class it holds", ("held", "features"), rows="classes"
@@ -126,7 +128,8 @@ class FPL(Method):
         """Adds the contrast with all prototypes, and the distance to the mean of its class."""
         terms = super().head_loss(client, batch, embeddings)
         drawn = self.drawn(client, batch)
-        client.scratch[EMBEDDINGS][drawn["fpl/positions"]] = embeddings.detach().float()
+        if self.is_first_pass(client, batch, "fpl"):
+            client.scratch[EMBEDDINGS][drawn["fpl/positions"]] = embeddings.detach().float()
         if PROTOTYPES not in client.scratch:
             return terms
         added = prototype_terms(

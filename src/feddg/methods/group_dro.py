@@ -90,8 +90,10 @@ class GroupDRO(DomainMethod, WeighedByLoss):
             return terms
         losses, counts = self.losses(client, batch, outputs)
         means = domain_means(losses, counts)
-        weights = self.moved(client.scratch[OWN], means.detach())
-        client.scratch[OWN].copy_(weights)
+        weights = client.scratch[OWN]
+        if self.is_first_pass(client, batch, OWN):
+            weights = self.moved(weights, means.detach())
+            client.scratch[OWN].copy_(weights)
         return terms | {client.worker.task.term: (weights * means).sum()}
 
     def report(self, client: Client) -> Message:

@@ -19,6 +19,7 @@ Decisions:
 """
 
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -46,6 +47,12 @@ class Mixup(DomainMethod):
     settings: MixupSettings
     any_task = True
     needs_images = True
+    outermost = True  # all that others make of a batch is of mixed images, under both labels
+    excludes: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("fpl", "l2d", "pardon", "selfreg", "vista"),
+        "mixup's images are of two classes, and the other method takes each to be of one; choose "
+        "one",
+    )
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds each image's partner, and how much of the image stays."""

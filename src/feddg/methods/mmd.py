@@ -52,6 +52,7 @@ class MMD(DomainMethod):
     name = "mmd"
     summary = "the domains' features are distributed alike, by a kernel (Li et al. 2018)"
     settings: MMDSettings
+    shapes_embeddings = True
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the mean discrepancy of the pairs of domains."""

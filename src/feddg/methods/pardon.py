@@ -37,6 +37,7 @@ Decisions:
     the noised style of all its images together, without clusters, since one image can change them.
 """
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -124,6 +125,7 @@ class Pardon(OneStyleEach):
     summary = "one interpolation style, stylized copies and a triplet loss (Nguyen et al. 2025)"
     needs_images = True
     settings: PardonSettings
+    shapes_embeddings = True
     presets: ClassVar[Presets] = {
         "office_home": {"method": {"gamma2": 0.1}},
         # gamma2 of IWildCam is not published; 0.1 is our guess.
@@ -210,7 +212,7 @@ class Pardon(OneStyleEach):
         stylized = others[0] if others else None
         terms = self.head_loss(client, batch, embeddings)
         if chosen.stylized_cross_entropy:
-            on_stylized = self.head_loss(client, batch, others[0])
+            on_stylized = self.head_loss(client, replace(batch, images=copies), others[0])
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
         if chosen.contrastive != "none":
             drawn, ordinary = self.drawn(client, batch), chosen.contrastive == "ordinary"

@@ -48,15 +48,16 @@ Decisions:
     are those of the matrix. The sums are entries of the network, so that secure aggregation,
     clipping and noise treat them as any update; the server takes their plain mean, and wipes them
     once it has solved, but for their total, without which no site could be taken out of the model
-    again. Whatever makes images joins in: with `ridge+ccst` or `ridge+randconv` the
-    features of stylized or randomly filtered copies are in the sums, too. All clients are asked by
-    default. Where images are private nobody is asked: lambda is `when_unknown`, s is 16; so it is
-    with a single client, and under `class_means`, where a client cannot take its part off what was
-    estimated. These means are every client's own, so no defence goes with them, nor does `clip`.
+    again. Whatever makes images joins in: with `ridge+ccst` the features of stylized copies are in
+    the sums, too, with `ridge+randconv` those of randomly filtered images instead. All clients are
+    asked by default. Where images are private nobody is asked: lambda is `when_unknown`, s is 16;
+    so it is with a single client, and under `class_means`, where a client cannot take its part off
+    what was estimated. These means are every client's own, so no defence goes with them, nor does
+    `clip`.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -65,6 +66,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ClientError, ExperimentError, RunError
 from feddg.messages import EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import (
@@ -204,7 +206,7 @@ class Ridge(Method):
         (
             *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
             *("fpl", "mixstyle", "rsc", "scaffold", "selfreg", "sfa", "vista"),
-            *("afl", "coral", "fish", "group_dro", "irm", "mixup", "mmd", "vrex"),
+            *("afl", "coral", "elcfs", "fish", "group_dro", "irm", "mixup", "mmd", "vrex"),
         ),
         "ridge adds up what a fixed network gives for images and trains nothing, and the other "
         "method changes the network or how it is trained; choose one",
@@ -249,6 +251,11 @@ class Ridge(Method):
                     f"{field} is {value}, and ridge solves for its classifier from one pass over "
                     f"frozen features: set it to {wanted}, or leave it out"
                 )
+        if not getattr(self.settings, "stylized_cross_entropy", True):
+            raise ExperimentError(
+                "method.stylized_cross_entropy: ridge adds up what is classified, and without it "
+                "pardon's copies are not; set it to true"
+            )
         private = privacy.record_epsilon is not None or privacy.clipping != "none"
         if private and self.settings.clip is None:
             raise ExperimentError(
@@ -267,6 +274,17 @@ class Ridge(Method):
                 "method.class_means: the server needs every client's own means as they are; leave "
                 "out defences, method.clip, and privacy of images and clients"
             )
+
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Warns of what changes a loss."""
+        others, train = super().diagnostics(experiment), experiment.train
+        if train.class_weights == "none" and not train.label_smoothing:
+            return others
+        text = (
+            "Ridge has no loss that train.class_weights or train.label_smoothing could change: "
+            "every image counts alike."
+        )
+        return (*others, warning("without-effect", text))
 
     # At a client
 

@@ -71,7 +71,8 @@ class Rsc(Method):
     summary = "mutes the features that matter most (Huang et al. 2020)"
     settings: RscSettings
     excludes: ClassVar[dict[str, str]] = {
-        "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"
+        "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one",
+        "l2d": "l2d passes two versions at once, and rsc probes with the images of one; choose one",
     }
 
     def network(self, network: Network) -> Network:
@@ -91,17 +92,15 @@ class Rsc(Method):
         plain = super().loss
         if self.settings.muting == "vector":
             return plain(client, batch)
-        mask: Tensor | None = None
         probing = False
 
         def muted(layer: nn.Module, inputs: object, maps: Tensor) -> Tensor | None:
-            nonlocal mask, probing
+            nonlocal probing
             if probing:  # what finds the mask is not masked itself
                 return None
-            if mask is None:
-                probing = True
-                mask = self._map_mask(client, batch, maps)
-                probing = False
+            probing = True
+            mask = self._map_mask(client, batch, maps)
+            probing = False
             return maps * mask.to(maps)
 
         with client.network.stages[-1].register_forward_hook(muted):

@@ -30,7 +30,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from feddg.clients.client import Batch, Client, total_of
+from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
@@ -77,7 +77,8 @@ class SelfReg(Method):
         first, second = drawn["selfreg/0"], drawn["selfreg/1"]
         logits = client.network.classifier(embeddings)
         projected = client.network.heads["projector"](embeddings)
-        scale = self.settings.regularization * total_of(terms).detach().clamp(max=1)
+        loss = client.task_loss(logits, batch.labels)  # without what other parts add
+        scale = self.settings.regularization * loss.detach().clamp(max=1)
 
         def drawn_together(ours: Tensor, others: Tensor) -> Tensor:
             mixture = torch.lerp(others[first], others[second], 1 - share)

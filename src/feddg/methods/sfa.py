@@ -77,7 +77,8 @@ class Sfa(Method):
         shift = chosen.shift_noise * b
         if chosen.noise == "adaptive":
             window = client.scratch.setdefault("sfa", deque(maxlen=chosen.recent_batches))
-            window.append((embeddings.detach().float(), batch.labels))
+            if self.is_first_pass(client, batch, "sfa"):
+                window.append((embeddings.detach().float(), batch.labels))
             seen, classes = (torch.cat(part) for part in zip(*window))
             rng = client.stream("sfa", client.steps)
             torch.randn(2, *embeddings.shape, generator=rng)  # drawn before, see `draws`

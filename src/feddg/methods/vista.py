@@ -87,7 +87,10 @@ class Vista(OneStyleEach):
         "pardon": "pardon and vista each exchange styles and stylize images; choose one",
         "ccst": "ccst and vista each exchange styles and stylize images; choose one",
         "randconv": "vista has random convolutions of its own",
-    }
+    } | dict.fromkeys(
+        ("group_dro", "irm", "jigen", "sfa", "vrex"),
+        "vista's loss is the mean over versions, and the other method's is of one; choose one",
+    )
 
     @property
     def exchanges(self) -> bool:
