@@ -66,7 +66,8 @@ def test_the_scale_does_not_know_what_other_parts_add():
         small = federation(method(), sizes=(8,))
         client = small.client()
         batch = client.batch(torch.arange(8), client.stream("augment"))
-        z = 20 * small.network.classifier.weight.detach()[batch.labels]
+        z = torch.randn(8, 128, generator=torch.Generator().manual_seed(2))
+        z += 20 * small.network.classifier.weight.detach()[batch.labels]
         terms = small.method.head_loss(client, batch, z)
         assert terms["cross_entropy"] < 1
         found.append(terms["logit_regularizer"].item())

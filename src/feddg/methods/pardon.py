@@ -212,7 +212,7 @@ class Pardon(OneStyleEach):
         stylized = others[0] if others else None
         terms = self.head_loss(client, batch, embeddings)
         if chosen.stylized_cross_entropy:
-            on_stylized = self.head_loss(client, replace(batch, images=copies), others[0])
+            on_stylized = self.head_loss(client, replace(batch, images=images[1]), others[0])
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
         if chosen.contrastive != "none":
             drawn, ordinary = self.drawn(client, batch), chosen.contrastive == "ordinary"
