@@ -341,6 +341,8 @@ def test_an_epsilon_that_is_none_asks_for_nothing():
     assert PrivacySettings(epsilon="none") == PrivacySettings()
     assert Experiment(data="emoji", privacy={"record_epsilon": "none"}).train.head == "ridge"
     assert Experiment(data="emoji", privacy={"epsilon": 8}).train.head == "random"
+    styles = Experiment(data="emoji", method="pardon", privacy={"style_epsilon": 8})
+    assert styles.train.head == "random"
 
 
 def test_weights_are_found_from_wherever_a_run_goes_on(tmp_path, monkeypatch):

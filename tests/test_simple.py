@@ -215,6 +215,28 @@ def test_automatic_normalisation_is_that_of_training():
         feddg.Federation(**given, privacy=private)
 
 
+def test_rounds_whose_cost_is_not_known_are_not_gone_on_from():
+    pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
+    private = {"clipping": "fixed", "clipping_norm": 1.0, "noise_multiplier": 1.0}
+
+    def made():
+        return feddg.Federation([Colours(0), Colours(1)], own_network(), privacy=private)
+
+    first = made().fit(1)
+    with pytest.raises(ExperimentError, match=r"what 1 rounds have cost of privacy\.epsilon"):
+        made().resume(first.server.state, {})
+    assert first.fit(1).server.state.round == 2
+
+
+def test_an_image_that_is_there_twice_is_refused_under_an_epsilon_for_one():
+    pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
+    private = {"record_epsilon": 8.0}
+    given = {"model": own_network(), "normalization": "frozen", "privacy": private}
+    twice = [*Colours(0), Colours(0)[1]]
+    with pytest.raises(ExperimentError, match=r"privacy\.record_epsilon is for one image, and"):
+        feddg.Federation([twice, Colours(1)], **given)
+
+
 def test_images_that_are_looked_at_need_no_labels_and_those_that_are_measured_do():
     fed, site = feddg.Federation([Colours(0)], own_network()), Colours(1)
     images = [image for image, _ in site]

@@ -473,10 +473,10 @@ def _with_possible_head(full: Fields, given: Fields) -> Fields:
     privacy, train = full.get("privacy", {}), full.get("train", {})
     if _method_of(full).one_round:
         return full
-    asking = (privacy.get(name) for name in ("clipping", "epsilon", "record_epsilon"))
-    clipped = any(value not in (None, "none") for value in asking)
+    names = "clipping", "epsilon", "record_epsilon", "style_epsilon"
+    private = any(privacy.get(name) not in (None, "none") for name in names)
     asked = given.get("train", {}).get("head") is not None
-    if train.get("head") == "random" or asked or not (clipped or full.get("defences")):
+    if train.get("head") == "random" or asked or not (private or full.get("defences")):
         return full
     return merge(full, {"train": {"head": "random"}})
 

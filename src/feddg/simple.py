@@ -7,7 +7,8 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -157,6 +158,8 @@ class Federation(federation.Federation):
         number = number or len(clients if transport is None else transport.clients)
         settings, shape = _settings(method, fields, number, side), arrays[0][1].shape[1:]
         check_task(type(method), task, shows_pixels(shape, side))
+        if hides := settings.privacy.hides_images:
+            _refuse_copies((images for images, _ in arrays), hides)
         augmentation = find_augmentation(settings.train.augmentation)
         if augmentation.moves and shows_pixels(shape, side) and not can_move(shape, side):
             raise ExperimentError(f"client 0 {cannot_move(shape, side)}")
@@ -389,6 +392,20 @@ class Federation(federation.Federation):
             self.worker.autocast,
             task=self.worker.task,
         )
+
+
+def _refuse_copies(arrays: Iterable[numpy.ndarray], hides: str) -> None:
+    """Raises ExperimentError if an image is there twice: of it more is revealed than is said."""
+    known: set[bytes] = set()
+    for id, images in enumerate(arrays):
+        for place, image in enumerate(images):
+            digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+            if digest in known:
+                raise ExperimentError(
+                    f"{hides} is for one image, and item {place} of client {id} is a copy of "
+                    "another one, of which more would be revealed: remove copies"
+                )
+            known.add(digest)
 
 
 class _OfExperiment(Federation):

@@ -205,8 +205,11 @@ def test_copies_among_training_images_are_no_single_image_to_hide(root, tmp_path
     privacy = {"record_epsilon": 8}
     with pytest.raises(DataError, match=rf"{told}.*Remove them"):
         load(root, tmp_path, privacy, id_val=0.0)
-    load(root, tmp_path, privacy, id_val=0.0, duplicates="warn")
-    assert any(text.startswith(told) for text in said(caplog))
+    for duplicates in ("warn", "ignore"):
+        caplog.clear()
+        load(root, tmp_path, privacy, id_val=0.0, duplicates=duplicates)
+        assert any(text.startswith(told) for text in said(caplog))
+    assert len(said(caplog)) == 1
     caplog.clear()
     load(root, tmp_path, {"style_epsilon": 8, "style_unit": "client"}, id_val=0.0)
     assert said(caplog) == []

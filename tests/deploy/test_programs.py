@@ -60,6 +60,10 @@ def graz():
     return Program.federation([Discs(SEEDS["graz"])], number=3)
 
 
+def two_data_sets():
+    return Program.federation([Discs(3), Discs(4)], number=3)
+
+
 def no_federation():
     return SmallUNet()
 
@@ -211,11 +215,18 @@ def test_sites_whose_classes_cannot_be_joined_are_refused(tmp_path, monkeypatch)
         Classes.federation([Colours("red")], transport=transport, class_names=said)
 
 
-@pytest.mark.parametrize("changed", ["no_federation", "not_there"])
-def test_a_program_that_makes_no_federation_is_said_at_its_site(tmp_path, caplog, changed):
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ("no_federation", "must return a feddg.Federation"),
+        ("not_there", "cannot be used"),
+        ("two_data_sets", "has 2 data sets, and a site is one client"),
+    ],
+)
+def test_a_program_that_makes_no_site_is_said_there(tmp_path, caplog, changed, words):
     with pytest.raises(RunError, match="missing: graz"):
         over(grid(tmp_path, graz=changed))
-    assert "cannot be used" in caplog.text or "must return a feddg.Federation" in caplog.text
+    assert words in caplog.text
 
 
 def test_a_site_cannot_train_alone_for_all():

@@ -135,7 +135,10 @@ def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, 
     assert ".png" not in str(refused.value)
     assert "3 files are 1 image" in caplog.text
     site(privacy={})._require_single()
-    site(data=data | {"duplicates": "warn"})._require_single()
+    caplog.clear()
+    for duplicates in ("warn", "ignore"):
+        site(data=data | {"duplicates": duplicates})._require_single()
+    assert caplog.text.count("3 files are 1 image") == 2
 
 
 def test_a_process_reads_a_run_s_experiment_once_for_each_device(images, tmp_path):

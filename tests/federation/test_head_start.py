@@ -153,6 +153,8 @@ def test_bad_sums_are_refused_by_their_clients_name(subtests):
         {"defences": [{"name": "secure_aggregation"}]},
         {"privacy": {"clipping": "fixed"}},
         {"privacy": {"record_epsilon": 2.0}},
+        {"defences": [{"name": "median"}]},
+        {"defences": [{"name": "norm_bounding", "settings": {"norm": 1.0}}]},
     ],
 )
 def test_what_hides_updates_does_not_go_with_open_sums(hiding):

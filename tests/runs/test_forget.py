@@ -58,8 +58,10 @@ def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
         assert np.allclose(tensor, weights(done)[name], rtol=1e-6, atol=1e-6), name
     assert not np.allclose(before, weights(done)["classifier.weight"], atol=1e-4)
     assert done.accuracy == pytest.approx(without.accuracy)
-    row = read_run(run.folder).rounds[-1]
+    now = read_run(run.folder)
+    row = now.rounds[-1]
     assert (row.round, row.forgotten) == (2, (client,))
+    assert {number.round for number in now.table.rows} == {2}
     assert set(row.left_out) == set(done.contributors)
     ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
     asked = {

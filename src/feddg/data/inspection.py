@@ -59,6 +59,8 @@ FEW_ROWS, ROWS_LOOKED_AT = 20, 2_000
 TELLS_ALONE = 0.98
 """A column that tells this share of each class, among these rows, tells the class alone."""
 SHOWN = 3
+WEAKENS = "-weaken-epsilon"
+"""The end of what a diagnostic is called whose images weaken an epsilon."""
 COPIES: dict[str, tuple[Severity, str]] = {
     "classes": ("warning", "two classes: one of the labels is wrong"),
     "domains": ("warning", "two domains: if one is held out, it is not unseen"),
@@ -291,7 +293,8 @@ def about_copies(
         refuse: whether to raise an error for copies that invalidate a result: training images in a
             validation or test set, or copies among training images if a privacy guarantee is for
             single images.
-        hides_images: the setting whose epsilon is for a single image; empty for none.
+        hides_images: the setting whose epsilon is for a single image; empty for none. What weakens
+            it has a code that ends in :data:`WEAKENS`.
     """
     what, files = "rows", list(table.paths)
     if table.root is not None:
@@ -331,6 +334,14 @@ def about_copies(
             f"Copies of training images are among those that measure ({images}; {example}): "
             "accuracies are too high.",
             remedy,
+        )
+    if hides_images and len({*map(file_of, table.paths)}) < len({*table.paths}):
+        yield Diagnostic(
+            "tiles-weaken-epsilon",
+            stops,
+            f"{hides_images} is for one row, and several rows are tiles of one image, which "
+            "together tell more of it.",
+            "Have a row for each image.",
         )
     copied = [own for own in trained if len(own) > 1]
     if copied and hides_images:

@@ -30,11 +30,12 @@ from feddg.data.fingerprint import (
 )
 from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable, check_folder, from_class_folders
-from feddg.data.inspection import about_copies, open_images
+from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
 from feddg.deploy.setup import SITE_NAME, held_out_among, require_fit_for_sites
 from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
+from feddg.diagnostics import warn
 from feddg.errors import (
     ClientError,
     DataError,
@@ -266,9 +267,12 @@ def load_pixels(
 
 
 def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
-    """Says which files of a site that trains are one image, where an epsilon is for one file."""
+    """Says which files of a site that trains are one image, where an epsilon is for one file.
+
+    A warning alone where ``data.duplicates`` is ``warn`` or ``ignore``.
+    """
     hides = experiment.privacy.hides_images
-    if not hides or experiment.data.duplicates in ("warn", "ignore"):
+    if not hides:
         return ""
     if table.root is not None:
         files = [file_of(path) for path in table.paths]
@@ -280,7 +284,11 @@ def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
         return ""
     splits = Splits(numpy.arange(len(table)), *[numpy.arange(0)] * 4)
     faults = about_copies(table, contents, splits, refuse=True, hides_images=hides)
-    return next((fault.text for fault in faults if fault.severity == "error"), "")
+    fault = next((fault for fault in faults if fault.code.endswith(WEAKENS)), None)
+    if fault is not None and experiment.data.duplicates in ("warn", "ignore"):
+        warn(fault.code, fault.text)
+        return ""
+    return "" if fault is None else fault.text
 
 
 def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
@@ -654,4 +662,9 @@ def site_of(node_config: Mapping[str, object], run_config: Mapping[str, object])
     if not isinstance(made, Federation):
         kind = type(made).__name__
         raise FeddgError(f"program {config.program!r} must return a feddg.Federation, not {kind}")
+    if len(made.clients) != 1:
+        raise FeddgError(
+            f"program {config.program!r} has {len(made.clients)} data sets, and a site is one "
+            "client: join them (torch.utils.data.ConcatDataset)"
+        )
     return ProgramSite(config, made)

@@ -201,6 +201,11 @@ class Account:
             self._write(row)
             self._rows.append(row)
 
+    def lacks(self, rounds: int) -> set[int]:
+        """Returns which of the first rounds have no row for their updates."""
+        known = {row.round for row in self._rows if row.message == "update"}
+        return set(range(1, rounds + 1)) - known
+
     def affords(self, release: Release, delta: float, budget: float | None) -> bool:
         """Whether a release would stay within a budget."""
         return budget is None or self.after(release, delta) <= budget * _ROUNDING
@@ -231,13 +236,13 @@ def open_account(folder: RowsFolder, rounds: int, *, every_round: bool) -> Accou
     path, rows = folder.path / PRIVACY, PRIVACY_ROWS.read(folder.path / PRIVACY)
     if rows:
         folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
-    missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
-    if every_round and missing:
+    account = Account(lambda row: folder.append(PRIVACY, [row]), rows)
+    if every_round and (missing := account.lacks(rounds)):
         raise RunError(
             f"{path} lacks round {min(missing)}: what was spent on it is not known, so nothing "
             "more can be promised; put the file back, or begin a new run"
         )
-    return Account(lambda row: folder.append(PRIVACY, [row]), rows)
+    return account
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:

@@ -175,6 +175,11 @@ def build_defences(settings: ExperimentSettings, method: Method, network: nn.Mod
         head=settings.train.head,
     )
     require_compatible(defences, traits, method, updates=schedule.per_round)
+    if defences and settings.train.head != "random" and not method.one_round:
+        raise ExperimentError(
+            f"train.head is {settings.train.head}: its sums leave the clients before round 1, and "
+            f"{defences[0].name} neither hides nor checks them; set it to random"
+        )
     summed = any(defence.sums for defence in defences) and not method.one_round
     if summed and settings.server.weighting != "examples" and settings.privacy.clipping == "none":
         raise ExperimentError(

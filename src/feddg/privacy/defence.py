@@ -129,6 +129,13 @@ class Defence(RoundHook):
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """Learns with which settings and method it goes together; once, before round 1."""
 
+    def resumed(self, rounds: int) -> None:
+        """Before a federation goes on after some rounds; it may have been told of their costs.
+
+        Raises:
+            ExperimentError: what they cost is not known.
+        """
+
     def keep_in(self, folder: RowsFolder, rounds: int) -> None:
         """Reads what it has kept in the folder of a run, and keeps what follows there.
 

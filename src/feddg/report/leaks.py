@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+from feddg.methods.composition import method_class
 from feddg.records import (
     AttackRow,
     DifferenceRow,
@@ -73,7 +74,7 @@ def leaks_section(run: Run) -> Section | None:
             "entries",
             entries=entries,
             names=OWN_NAMES,
-            epsilon=lambda entry: _epsilon(run, entry.purpose),
+            epsilon=lambda entry: _epsilon(run, entry),
             found=lambda entry: list(_findings(attacks, entry.key)),
         ),
         Prose(_for_the_officer(run, entries), notice=True),
@@ -140,12 +141,14 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
             yield name
 
 
-def _epsilon(run: Run, purpose: str) -> str:
-    """Returns the epsilon of a kind of message in the run's account; empty without noise."""
+def _epsilon(run: Run, entry: _Entry) -> str:
+    """Returns the epsilon of what was sent in the run's account; empty without noise."""
+    styles = method_class(run.method).noises
+    noised = entry.purpose != "statistics" or entry.key in styles
     return "; ".join(
         f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
         for row in run.privacy.values()
-        if row.message == purpose
+        if row.message == entry.purpose and noised
     )
 
 
@@ -161,7 +164,7 @@ def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
         sites=max((entry.sites for entry in entries), default=0),
         sent=listed(things) or "counts",
         tried=_tried(run.attacks),
-        bounded=any(_epsilon(run, entry.purpose) for entry in entries),
+        bounded=any(_epsilon(run, entry) for entry in entries),
     )
 
 

@@ -446,7 +446,7 @@ def _run(
     models = KeptModels(
         folder,
         checkpoint.models if checkpoint and forget is None else {},
-        so_far.table.rows,
+        so_far.table.rows if forget is None else (),
         experiment.evaluate,
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )

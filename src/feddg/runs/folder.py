@@ -393,7 +393,7 @@ class RunFolder:
         details = Details.read(self.path / DETAILS)
         if details is not None and details.round != read_run(self.path).rounds_done:
             (self.path / DETAILS).unlink()
-        for pattern in (ADAPTED, "travel.json", "predictions*.parquet", f"{SNAPSHOTS}/*"):
+        for pattern in (ADAPTED, "travel.*", "predictions*.parquet", f"{SNAPSHOTS}/*"):
             for file in self.path.glob(pattern):
                 with file_faults(RunError, f"Cannot delete {file}"):
                     file.unlink()

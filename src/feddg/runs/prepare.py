@@ -38,6 +38,7 @@ from feddg.data.groups import (
 )
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
+    WEAKENS,
     Survey,
     about_clients,
     about_columns,
@@ -215,10 +216,11 @@ def split_diagnostics(
         chosen = bool(roles.test or roles.val)
         diagnostics += about_splits(table, splits, chosen=chosen, picks=picks)
         diagnostics += about_columns(table, splits)
-    if data.duplicates != "ignore":
-        refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
-        hashes = _hashes(table, loaded.contents, data)
-        diagnostics += about_copies(table, hashes, splits, refuse, hides_images)
+    ignored, hides_images = data.duplicates == "ignore", experiment.privacy.hides_images
+    if hides_images or not ignored:
+        hashes, refuse = _hashes(table, loaded.contents, data), _refuses_copies(data)
+        found = about_copies(table, hashes, splits, refuse, hides_images)
+        diagnostics += (one for one in found if not ignored or one.code.endswith(WEAKENS))
     if images is not None:
         diagnostics += about_clients(images.partition.sizes.tolist())
         diagnostics += about_groups(images.table, images.splits, images.partition.owners)

@@ -138,9 +138,13 @@ class Run(Shown):
 
     @cached_property
     def table(self) -> NumberTable:
-        """All numbers that were measured, of complete rounds: a number a row."""
+        """All numbers that were measured, of complete rounds: a number a row.
+
+        Of a model that a client was taken out of, without what it was before.
+        """
         last = self.rounds_done if self.setup else -1  # a round's numbers are written before it
-        return self._measured.until(last)
+        first = max((row.round for row in self.rounds if row.forgotten), default=0)
+        return self._measured.between(first, last)
 
     @cached_property
     def result(self) -> NumberTable:
@@ -195,7 +199,7 @@ class Run(Shown):
         ended = replace(self)
         vars(ended).update(  # the cached properties that would look at all rounds, or read again
             {name: getattr(self, name) for name in ("settings", "environment", "summary", "damage")}
-            | {"_measured": self._measured.until(last)}
+            | {"_measured": self._measured.between(0, last)}
             | {"_records": [row for row in self._records if row.round <= last]}
         )
         return ended

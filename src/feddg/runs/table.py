@@ -70,9 +70,9 @@ class NumberTable:
             table = table.by(column).get(value) or self._with(())
         return table
 
-    def until(self, round: int) -> "NumberTable":
-        """Returns the rows up to a round."""
-        return self._with(row for row in self.rows if (row.round or 0) <= round)
+    def between(self, first: int, last: int) -> "NumberTable":
+        """Returns the rows of rounds from a first to a last one."""
+        return self._with(row for row in self.rows if first <= (row.round or 0) <= last)
 
     @property
     def rounds(self) -> list[int]:
