@@ -1,5 +1,6 @@
 """A federation of objects that a program has."""
 
+import json
 import math
 
 import numpy
@@ -7,6 +8,7 @@ import pytest
 import scipy.stats
 import torch
 from PIL import Image
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -417,7 +419,10 @@ def test_a_mean_of_the_last_rounds_holds_no_earlier_ones(calls):
 
 def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(tmp_path):
     chosen = Experiment(
-        data={"source": "digits", "image_size": 8, "id_val": 0},
+        data={
+            **{"source": "digits", "image_size": 8, "id_val": 0},
+            **{"resize": "crop", "range": "full"},
+        },
         hold_out="ink",
         clients={"number": 2},
         model={"backbone": "cnn", "weights": None},
@@ -426,6 +431,10 @@ def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(t
     fed = feddg.Federation.of(chosen, tmp_path).fit(1)
     site = [(Image.new("RGB", (8, 8)), n % 2) for n in range(3)]
     assert fed.evaluate(site).examples == 3
+    fed.save(tmp_path / "w.safetensors")
+    with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["feddg"])
+    assert (about["resize"], about["range"]) == ("crop", "full")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
     feddg.Federation([site[:1], site], norm)
 

@@ -328,9 +328,11 @@ class Federation(federation.Federation):
                 f"{path}: a graph gives probabilities of classes, and this task has none: save the "
                 "weights (.safetensors), or give fed.model to torch.export yourself"
             )
+        data = self.settings.data
         about = {
             "class_names": list(self.class_names),
             "image_size": self.image_size,
+            **{name: getattr(data, name) for name in ("resize", "range", "bands", "tile")},
             "method": self.method.name,
             "round": self.server.state.round,
         }

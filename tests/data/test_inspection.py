@@ -16,6 +16,7 @@ from feddg.data.decoding import Reading
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import (
     about_clients,
+    about_copies,
     about_ignored,
     about_labels,
     depth_of,
@@ -23,6 +24,7 @@ from feddg.data.inspection import (
     inspect,
     survey,
 )
+from feddg.data.splits import Splits
 from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
 from feddg.runs.beforehand import forecast
@@ -213,6 +215,19 @@ def test_copies_among_training_images_are_no_single_image_to_hide(root, tmp_path
     caplog.clear()
     load(root, tmp_path, {"style_epsilon": 8, "style_unit": "client"}, id_val=0.0)
     assert said(caplog) == []
+
+
+def test_rows_that_are_tiles_of_one_image_are_no_single_image_to_hide():
+    def codes(*names):
+        rows = np.arange(len(names))
+        features = np.zeros((len(names), 3), np.float32)
+        table = ImageTable(names, rows % 2, rows * 0, ("x", "y"), ("a",), images=features)
+        splits = Splits(rows, *[rows[:0]] * 4)
+        hides = "privacy.record_epsilon"
+        return [d.code for d in about_copies(table, names, splits, True, hides)]
+
+    assert codes("1.tif#x0y0w8h8", "2.tif#x0y0w8h8") == []
+    assert codes("1.tif#x0y0w8h8", "1.tif#x8y0w8h8") == ["tiles-weaken-epsilon"]
 
 
 def test_an_official_split_with_a_leak_is_warned_about(root, tmp_path, caplog):

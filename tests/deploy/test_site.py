@@ -120,6 +120,17 @@ def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(
         load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")
 
 
+def test_that_bit_depths_stay_at_the_site_is_said(tmp_path, caplog):
+    pytest.importorskip("tifffile", reason="reading 16 bits is an extra")
+    for name in ("cat/1.png", "dog/2.png"):
+        (tmp_path / name).parent.mkdir()
+        Image.fromarray(numpy.full((8, 8), 4000, numpy.uint16)).save(tmp_path / name)
+    for values, times in (("full", 0), ("auto", 1)):
+        data = {"source": "folder", "image_size": 8, "range": values}
+        load_pixels(str(tmp_path), "ward", Experiment(data=data), tmp_path / "cache")
+        assert caplog.text.count("Its images use 12 bits") == times
+
+
 def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, tmp_path, caplog):
     """As in one process; the coordinator is not told which they are, the site's own log is."""
     pytest.importorskip("dp_accounting", reason="differential privacy is an extra")

@@ -49,6 +49,9 @@ def test_counts_are_those_of_the_predictions(finished, site):
     unlike = sum(row.unlike_training is True for row in predict(finished, site))
     assert domain.unlike_training == unlike
     assert found.model.method == "fedavg"
+    grouped = validate(finished, site, domain="clinic", group_by=r"(?P<group>patient-\d|broken)")
+    low, high = grouped.domains[0].interval
+    assert high - low > domain.interval[1] - domain.interval[0]
 
 
 def test_tiles_of_one_file_are_not_independent(tmp_path, cache):

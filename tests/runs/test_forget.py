@@ -51,6 +51,7 @@ def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
     run, without = ran(tmp_path), ran(tmp_path, site)
     client = sorted(SITES).index(site)
     assert run.contributors == [0, 1, 2, 3]
+    (run.folder / "travel.safetensors").write_bytes(b"what sites' images gave")
     before = weights(run)["classifier.weight"].clone()
     done = forget(run.folder, client)
     assert done.contributors == [id for id in range(4) if id != client]
@@ -69,6 +70,7 @@ def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
     }
     assert asked == {client}
     # Nothing in the folder holds what was known before.
+    assert not (run.folder / "travel.safetensors").exists()
     assert [file.name for file in run.folder.rglob("state-*.safetensors")] == [
         "state-2.safetensors"
     ]

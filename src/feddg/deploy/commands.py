@@ -130,7 +130,9 @@ def deploy_check(
 
 @app.command("validate", cls=OptionsCommand)
 @options_of(
-    "feddg.prediction.validation:validate", "domain hide_below which device", hide_below=(0, None)
+    "feddg.prediction.validation:validate",
+    "domain hide_below group_by which device",
+    hide_below=(0, None),
 )
 def deploy_validate(
     options: dict[str, Any],

@@ -262,7 +262,14 @@ def load_pixels(
         DataError: the images cannot be used.
     """
     table = list_images(images, domain, experiment.data, unlabelled)
-    usable, pixels, _ = open_images(table, experiment.data, cache)[0]
+    (usable, pixels, _), found = open_images(table, experiment.data, cache)
+    if found.depths and experiment.data.range == "auto":
+        warn(
+            "depths-stay-here",
+            f"Its images use {max(found.depths.values())} bits, and the run's folder will not say "
+            "so: what predicts with the model takes the brightest value that it sees for white.",
+            "Set data.range to full or percentile in the experiment.",
+        )
     return usable, pixels
 
 

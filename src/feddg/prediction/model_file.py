@@ -267,7 +267,8 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     Args:
         model: maps RGB images in [0, 1] to logits, in eval mode.
         path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which decides the format.
-        metadata: ``class_names``, ``image_size``, and further fields of the description.
+        metadata: ``class_names``, ``image_size``, ``resize``, and further fields of the
+            description.
 
     Returns:
         ``path``.
@@ -283,7 +284,6 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     size = int(metadata["image_size"])
     values = "in 0..1, floats" if format == "safetensors" else "uint8 in 0..255"
     fields = {
-        "resize": "squash",
         **metadata,
         "feddg": feddg.__version__,
         "format": format,

@@ -181,6 +181,7 @@ def validate(
     out: Path | None = None,
     domain: str | None = None,
     hide_below: int = 0,
+    group_by: str | None = None,
     device: str = "auto",
     which: str | None = None,
     batch_size: int = BATCH_SIZE,
@@ -194,6 +195,8 @@ def validate(
         domain: name of the domain for images in ``root/class/*``.
         hide_below: leave out counts of images, or of tiles of fewer files, below this number, see
             :func:`release`.
+        group_by: what the interval counts in place of images, as in training (``data.group_by``);
+            by default the patients of DICOM files.
         device: ``cpu``, ``cuda`` or ``auto``.
         which: the selection rule of the model.
         batch_size: images per forward pass.
@@ -208,7 +211,7 @@ def validate(
     classifier = load_classifier(model, None, device, which)
     root = Path(images)
     table = load_source("folder", root) if domain is None else from_class_folders(root, domain)
-    table = with_groups(table, None)  # patients of DICOM files
+    table = with_groups(table, group_by)
     strange = sorted({*table.class_names} - {*classifier.class_names})
     if strange:
         raise FeddgError(
