@@ -21,7 +21,7 @@ from feddg.prediction.export import export_run, save_model
 from feddg.prediction.model import load_trained
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.shared import CONFIG, WEIGHTS, network_config
-from trained_runs import read_csv, trained_run, write_images
+from trained_runs import SHORT, read_csv, trained_run, write_images
 
 NAME = "somebody/digits"
 
@@ -48,6 +48,15 @@ def test_a_folder_answers_as_its_run(run_of, images, tmp_path, method):
     assert RunClassifier(folder).threshold == RunClassifier(run).threshold
 
 
+def test_a_network_that_predicts_by_samples_draws_those_of_its_run(train_once, tmp_path):
+    run = train_once("fedsr", seed=1, **SHORT)
+    save_model(run, tmp_path / "model")
+    own, loaded = feddg.load_model(run), feddg.load_model(tmp_path / "model")
+    size = RunClassifier(run).description.image_size
+    pixels = torch.rand(5, 3, size, size, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(own(pixels), loaded(pixels))
+
+
 def test_only_what_rebuilds_the_network_leaves(tmp_path, cache, image_files):
     """Of the settings those of the network; no file, no client, no seed."""
     run = trained_run(
@@ -66,7 +75,7 @@ def test_only_what_rebuilds_the_network_leaves(tmp_path, cache, image_files):
     save_model(run, folder)
     config = json.loads((folder / CONFIG).read_text())
     assert config.keys() == {"feddg_model", "weights_sha256", "network", "about"}
-    assert config["network"].keys() == {"method", "model", "train", "mean", "std"}
+    assert config["network"].keys() == {"method", "model", "train", "mean", "std", "seed"}
     assert config["network"]["model"].keys() == {"backbone", "embedding", "normalization"}
     assert config["network"]["train"].keys() == {"trainable", "lora_rank"}
     assert config["network"]["method"]["settings"]["strength"] == 0.25

@@ -113,7 +113,8 @@ def _load_shared(folder: Path, device: str, which: str | None) -> Trained:
         raise RunError(f"{folder} holds one model as it is; --which is for run folders")
     _ready(network, device)
     names = config.about.class_names
-    return Trained(experiment, method, network, Parts(), names, about=config.about)
+    parts = Parts(seed=experiment.seed)
+    return Trained(experiment, method, network, parts, names, about=config.about)
 
 
 def load_model(

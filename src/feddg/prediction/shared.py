@@ -52,6 +52,7 @@ class NetworkConfig(Row):
         train: which parts are trained, and the adapters' rank.
         mean: channel means of the colours that it expects.
         std: their standard deviations.
+        seed: what a network that predicts by samples draws them from (FedSR).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,6 +61,7 @@ class NetworkConfig(Row):
     train: Fields
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
+    seed: int = 0
 
     def experiment(self, about: ModelDescription) -> Experiment:
         """Returns an experiment with these settings, and defaults for all others.
@@ -78,6 +80,7 @@ class NetworkConfig(Row):
             model={**self.model, "weights": None},
             train=self.train,
             data=data,
+            seed=self.seed,
         )
 
 
@@ -107,6 +110,7 @@ def network_config(experiment: Experiment, method: Method, network: Network) -> 
         train=train.model_dump(include={"trainable", "lora_rank"}),
         mean=network.mean,
         std=network.std,
+        seed=experiment.seed,
     )
 
 

@@ -144,7 +144,8 @@ class Evaluate(RoundHook):
         true, signals = zip(*known)
         for score in scores:
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
-                estimate = calibrated(score.confidence, signals, true, score.examples)
+                counted = int(score.counted[1] or score.examples)
+                estimate = calibrated(score.confidence, signals, true, counted)
                 yield EstimateRow(
                     round=state.round,
                     site=score.domain,
