@@ -65,6 +65,14 @@ def test_images_saved_again_are_named_by_inspect_and_by_a_run(root, tmp_path):
     assert "b/y/4.png and c/x/small.png" in text
 
 
+def test_that_nobody_looked_is_said_where_pixels_are_not_kept(root, tmp_path):
+    with collected() as said:
+        in_process(chosen(root, pixel_budget_gb=1e-6), tmp_path / "cache", lambda *_: None)
+    codes = [one.code for one in said]
+    assert "near-copies-not-looked-for" in codes
+    assert "near-copies" not in codes
+
+
 def test_nothing_is_said_where_copies_are_ignored(root, tmp_path):
     with collected() as said:
         in_process(chosen(root, duplicates="ignore"), tmp_path / "cache", lambda *_: None)

@@ -64,7 +64,7 @@ from feddg.data.partition import (
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
 from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
-from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn, warning
+from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warn, warning
 from feddg.errors import ExperimentError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.decision import Decision
@@ -542,6 +542,10 @@ def in_process(
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels | Vectors):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
+    elif experiment.data.duplicates != "ignore":
+        why = "not looked for, since all pixels do not fit into data.pixel_budget_gb"
+        text = f"Images alike on both sides of the split were {why}; `feddg data inspect` does."
+        emit(note("near-copies-not-looked-for", text))
     return federation_of(experiment, images, cache, make, transport)
 
 
