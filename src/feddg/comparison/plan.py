@@ -30,7 +30,7 @@ from feddg.experiment import Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import as_written, with_weights_at_hand
-from feddg.runs.prepare import cache_folder, deal, load_undecoded
+from feddg.runs.prepare import cache_folder, deal, load_undecoded, own_split_holds_out
 from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import (
     Fields,
@@ -824,8 +824,9 @@ def trials_of(plan: Plan) -> list[Cell]:
             )
     cells = expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None}))
     known: dict[str, Sequence[int] | None] = {}
+    unused: dict[str, bool] = {}
     trials = [
-        _trial(cell, points, tune, known)
+        _trial(cell, points, tune, known, unused)
         for cell in cells
         for points in itertools.product(*axes[cell.method])
         if points
@@ -879,7 +880,11 @@ def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
 
 
 def _trial(
-    cell: Cell, points: Sequence[Point], tune: Tune, known: dict[str, Sequence[int] | None]
+    cell: Cell,
+    points: Sequence[Point],
+    tune: Tune,
+    known: dict[str, Sequence[int] | None],
+    unused: dict[str, bool],
 ) -> Cell:
     """Returns a cell with the tried values and without its held-out domains.
 
@@ -895,9 +900,15 @@ def _trial(
     fields, rounds = functools.reduce(merge, changes, cell.experiment.given), tune.rounds
     if rounds is None and cell.budgets and not cell.has_one_round:
         rounds = _rounds_for(cell.budgets[-1], Experiment(**fields), known)
-    unseen = [*cell.experiment.data.leave_out, *hold_out.test, *hold_out.val]
+    data = cell.experiment.data
+    unseen = [*data.leave_out, *hold_out.test, *hold_out.val]
     own: Fields = {"hold_out": {"test": [], "val": []}, "data": {"leave_out": unseen}}
     own |= {} if rounds is None else {"train": {"rounds": rounds}}
+    read = repr((data.source, data.root, data.options, data.leave_out))
+    if read not in unused:
+        unused[read] = own_split_holds_out(data)
+    if unused[read]:  # nor does the table's run use it, as hold_out is said
+        own = merge(own, {"data": {"own_split": False}})
     experiment = Experiment(**merge(fields, own))
     if not experiment.data.id_val:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
