@@ -287,6 +287,20 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
         ),
         ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "said by budgets and by settings"),
         (
+            {"methods": [{"name": "fedavg", "experiment": {"lr": 0.5}}], "hold_out": None}
+            | {"data": ["emoji", {"name": "digits", "experiment": {"train": {"lr": 0.1}}}]},
+            "train.lr is said by data digits and by fedavg",
+        ),
+        (
+            {"data": [{"name": "digits", "id_val": 0.1}], "hold_out": None}
+            | {"tune": {"settings": {"data.id_val": [0.1, 0.2]}}},
+            "data.id_val is said by data digits and by tune",
+        ),
+        (
+            {"base": {"data": "digits", "evaluate": {"budgets": [5]}}, "budgets": [9]},
+            "evaluate.budgets is said by budgets and by base",
+        ),
+        (
             {"base": {"data": "digits", "hold_out": {"val": "sketch"}}},
             "in the plan and in its base",
         ),

@@ -571,7 +571,7 @@ def expand_plan(plan: Plan) -> list[Cell]:
 def _check_axes(plan: Plan) -> None:
     """Refuses a field that several parts of a plan say, of which all but one would be lost."""
     said: dict[str, str] = {}
-    parts = {"budgets": {"train.rounds"}} if plan.budgets else {}
+    parts = {"budgets": {"train.rounds", "evaluate.budgets"}} if plan.budgets else {}
     parts |= {
         part: {path for _, fields, _ in points for path in leaves(fields)}
         for part, points in _axes(plan).items()
@@ -580,17 +580,20 @@ def _check_axes(plan: Plan) -> None:
         for field in fields:
             if said.setdefault(field, part) != part:
                 raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
+    of_data = {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     own = {variant.name: {*variant.said} for variant in plan.methods}
-    own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     tried = plan.tune.settings if plan.tune else {}
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
-    for name, fields in own.items():
-        for field, part in said.items():
-            if part != "budgets" and any(_meet(field, own_field) for own_field in fields):
-                raise ExperimentError(
-                    f"plan: {field} is said by {part} and by {name}, and one of them would be "
-                    "lost: leave it out there"
-                )
+    if plan.budgets:  # all else in base is for what says nothing of it
+        own["base"] = {*leaves(expand(plan.base))} & {"evaluate.budgets"}
+    for first, second in ((parts, of_data | own), (of_data, own)):
+        for part, name in itertools.product(first, second):
+            for field, other in itertools.product(first[part], second[name]):
+                if _meet(field, other) and (part, field) != ("budgets", "train.rounds"):
+                    raise ExperimentError(
+                        f"plan: {field} is said by {part} and by {name}, and one of them would be "
+                        "lost: leave it out there"
+                    )
 
 
 def plan_on(plan: Plan, entry: Collection) -> Plan:
