@@ -296,6 +296,16 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
             | {"tune": {"settings": {"data.id_val": [0.1, 0.2]}}},
             "data.id_val is said by data digits and by tune",
         ),
+        ({"settings": {"device": ["cpu", "cuda"]}}, "device is said by settings device, but runs"),
+        (
+            {"methods": [{"name": "fedavg", "experiment": {"name": "mine"}}]},
+            "name is said by fedavg, but runs",
+        ),
+        (
+            {"methods": [{"name": "fedavg", "experiment": {"method": "pardon"}}]},
+            "fedavg says another method; add that one",
+        ),
+        ({"tune": {"settings": {"method": ["ridge"]}}}, "tune says another method; add"),
         (
             {"base": {"data": "digits", "evaluate": {"budgets": [5]}}, "budgets": [9]},
             "evaluate.budgets is said by budgets and by base",

@@ -26,7 +26,7 @@ from feddg.data.data_set import DATA_SETS, load_source, preset_of
 from feddg.data.partition import counts_clients
 from feddg.data.protocols import known_domains, scenarios
 from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_faults
-from feddg.experiment import Experiment, chosen_preset, expand
+from feddg.experiment import NOT_IDENTITY, Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import as_written, with_weights_at_hand
@@ -584,6 +584,16 @@ def _check_axes(plan: Plan) -> None:
     own = {variant.name: {*variant.said} for variant in plan.methods}
     tried = plan.tune.settings if plan.tune else {}
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
+    for name, fields in (parts | own).items():
+        for field in NOT_IDENTITY & fields:
+            raise ExperimentError(
+                f"plan: {field} is said by {name}, but runs that differ in it alone are one: "
+                "leave it out there, or say it in base for all"
+            )
+        if name in own and "method.name" in fields:
+            raise ExperimentError(
+                f"plan: {name} says another method; add that one to the plan's methods"
+            )
     if plan.budgets:  # all else in base is for what says nothing of it
         own["base"] = {*leaves(expand(plan.base))} & {"evaluate.budgets"}
     for first, second in ((parts, of_data | own), (of_data, own)):
