@@ -34,7 +34,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against
-from feddg.report.tables import budget_table
+from feddg.report.tables import about_results, budget_table
 from feddg.runs.diagnostics import Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
@@ -736,13 +736,60 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     assert replace(elsewhere, rows=[without]).default_rule is FINAL
 
 
+def row_of(value, method="fedavg", held_out="ink", images=None, data=None, **more):
+    """A row of a results file, of one accuracy."""
+    of_value = {"rule": "final", "split": "test", "over": "domain_mean", "metric": "accuracy"}
+    fields = {"method": method, "held_out": held_out, "seed": 0, **more}
+    fields["numbers"] = (NumberRow(value=value, **of_value, images=images),)
+    fields["conditions"] = {"data": data} if data else more.get("conditions", {})
+    return ResultRow(**fields)
+
+
+def found_in(results, code):
+    return [str(one) for one in about_results(results) if one.code == code]
+
+
+def test_hold_outs_that_share_a_test_domain_are_one_domain():
+    pairs = [*map("+".join, itertools.combinations("abcd", 2))]
+    rows = [
+        row_of(0.5 + (at if method == "pardon" else 0) / 10, method, pair)
+        for at, pair in enumerate(pairs)
+        for method in ("fedavg", "pardon")
+    ]
+    results = Results.of_rows(rows)
+    assert len(results.columns) == 6
+    margin = results.margins(FINAL)["pardon"]
+    assert (margin.domains.count, margin.domains.reach) == (1, None)
+    assert margin.mean == pytest.approx(0.25)
+    (text,) = found_in(results, "shared-test-images")
+    assert "share test images: a+b / a+c / a+d / b+c / b+d / c+d." in text
+    apart = Results.of_rows([row for row in rows if row.held_out in ("a+b", "c+d")])
+    assert apart.margins(FINAL)["pardon"].domains.count == 2
+    assert not found_in(apart, "shared-test-images")
+
+
+def test_one_data_set_under_two_names_is_counted_once():
+    def results(hashes):
+        return Results.of_rows(
+            [
+                row_of(0.5, method, held_out, data=name, hashes={"images": hashes[name]})
+                for method, held_out, name in itertools.product(("fedavg", "pardon"), "abc", hashes)
+            ]
+        )
+
+    once, twice = results({"small": "x", "large": "x"}), results({"small": "x", "large": "y"})
+    for found, domains, sets in ((once, 3, 1), (twice, 6, 2)):
+        margin = found.margins(FINAL)["pardon"]
+        assert (margin.domains.count, margin.collections.count) == (domains, sets)
+    assert found_in(once, "shared-test-images") == [
+        "Counted as one domain, since they share test images: small, a / large, a; small, b / "
+        "large, b; small, c / large, c."
+    ]
+
+
 def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():
     def row(value, **conditions):
-        number = NumberRow(
-            rule="final", split="test", over="domain_mean", metric="accuracy", value=value
-        )
-        more = {"conditions": conditions, "numbers": (number,)}
-        return ResultRow(method="fedavg", held_out="ink", seed=0, **more)
+        return row_of(value, conditions=conditions)
 
     results = Results.of_rows([row(0.9), row(0.2, heterogeneity="0")])
     assert results.columns == ["ink", "heterogeneity 0"]

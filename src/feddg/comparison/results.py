@@ -282,14 +282,49 @@ class Results:
         return {method: dict(values[method]) for method in self.methods if method in values}
 
     @cached_property
+    def _data_sets(self) -> dict[str, str]:
+        """The data set of each name; the first one of those with the same images."""
+        of_images: dict[str, str] = {}
+        return {
+            row.collection: of_images.setdefault(row.images_hash, row.collection)
+            for row in self.rows
+            if row.collection and row.images_hash
+        }
+
+    @cached_property
+    def shared(self) -> list[list[str]]:
+        """What is held out, in groups that have a test domain in common.
+
+        They are one domain: neither hold-outs that overlap nor two names of the same images are
+        independent.
+        """
+        groups: list[tuple[list[str], set[tuple[str, str]]]] = []
+        places = {place.domain: place for place in (*self._places, *self.rows)}
+        for domain, place in places.items():
+            of = self._data_sets.get(place.collection, place.collection)
+            names = {(of, name) for name in place.tested}
+            joint = [group for group in groups if not names.isdisjoint(group[1])]
+            groups = [group for group in groups if group not in joint]
+            held_out = [name for own, _ in joint for name in own]
+            groups.append(([*held_out, domain], names.union(*(own for _, own in joint))))
+        return [held_out for held_out, _ in groups]
+
+    @cached_property
     def domains(self) -> dict[str, str]:
-        """What is held out, by column: columns that differ in a condition share a domain."""
-        return {self.column(place): place.domain for place in self._places}
+        """The domain of each column: columns that differ in a condition, or overlap, share one."""
+        first = {name: group[0] for group in self.shared for name in group}
+        return {self.column(place): first[place.domain] for place in self._places}
 
     @cached_property
     def collections(self) -> dict[str, str]:
         """The data set of each domain, in a plan over several."""
-        return {place.domain: place.collection for place in self._places if place.collection}
+        return {
+            self.domains[self.column(place)]: self._data_sets.get(
+                place.collection, place.collection
+            )
+            for place in self._places
+            if place.collection
+        }
 
     def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.

@@ -91,6 +91,15 @@ def _digest(weights: str, seen: Stamp) -> str:
     return str(weights_digest(weights))
 
 
+@lru_cache(maxsize=8)
+def _fingerprint(images: str) -> str:
+    """Returns the hash of what ``images.json`` holds, read once for all runs on the same images."""
+    try:
+        return ImagesFile.model_validate_json(images).fingerprint()
+    except ValidationError:
+        return ""
+
+
 Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
 
 
@@ -165,6 +174,21 @@ class ResultRow(BaseModel):
     def collection(self) -> str:
         """The data set's name in a plan over several; otherwise empty."""
         return self.conditions.get(DATA, "")
+
+    @property
+    def tested(self) -> list[str]:
+        """The held-out test domains; without its run, a name with a ``+`` is read as several."""
+        if self.run is not None:
+            return [plain_text(name) for name in self.run.held_out(TEST)]
+        return self.held_out.partition(VALIDATED_ON)[0].split("+")
+
+    @cached_property
+    def images_hash(self) -> str:
+        """A hash of its images; empty if none is recorded."""
+        if self.run is None or _IMAGES in self.hashes:
+            return self.hashes.get(_IMAGES, "")
+        file = self.run.folder / IMAGES
+        return _fingerprint(read_text(file)) if is_file(file) else ""
 
     @property
     def heading(self) -> str:

@@ -420,6 +420,10 @@ def about_results(results: Results) -> list[Diagnostic]:
         where = ", ".join(f"{listed(names)}{runs}" for runs, names in grouped(places).items())
         text = f"{capital(IN_WORDS.get(code, code.replace('-', ' ')))}: {where}."
         diagnostics.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
+    if shared := [group for group in results.shared if len(group) > 1]:
+        groups = "; ".join(" / ".join(map(readable, group)) for group in shared)
+        text = f"Counted as one domain, since they share test images: {groups}."
+        diagnostics.append(note("shared-test-images", text))
     diagnostics += about_budgets(results)
     diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
