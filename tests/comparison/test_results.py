@@ -787,6 +787,32 @@ def test_one_data_set_under_two_names_is_counted_once():
     ]
 
 
+def test_results_of_one_column_on_different_images_are_warned_about(folder_maker):
+    def results(**images):
+        return Results.of_rows(
+            [
+                row_of(0.5, name, hashes={"images": one} if one else {})
+                for name, one in images.items()
+            ]
+        )
+
+    assert not found_in(results(fedavg="x", pardon="x", ridge=None), "different-images")
+    (text,) = found_in(results(fedavg="x", pardon="y", ridge="x"), "different-images")
+    assert "in 1 column, as fedavg and ridge / pardon in ink: " in text
+    folders = []
+    for name in ("pardon", "fedavg"):
+        maker = folder_maker(name)
+        maker.method = name
+        folders.append(maker.write())
+    table = {"count": 1, "labels": "x", "folders": {}}
+    for kinds, found in (("xx", 0), ("xy", 1)):
+        for folder, labels in zip(folders, kinds):
+            (folder / "images.json").write_text(ImagesFile(**table | {"labels": labels}).to_text())
+        assert len(found_in(results_of(folders), "different-images")) == found
+    (folders[0] / "images.json").write_text("{")
+    assert not found_in(results_of(folders), "different-images")
+
+
 def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():
     def row(value, **conditions):
         return row_of(value, conditions=conditions)

@@ -43,7 +43,7 @@ from feddg.runs.summary import numbers_by_rule
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.storage import is_file, read_fields_of
-from feddg.text import counted, short
+from feddg.text import counted, listed, short
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -600,6 +600,24 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
     # Of methods beside each other about_lead says how much they fluctuate.
     return [(one.code, one.severity) for one in diagnostics if one.code != UNSTEADY]
+
+
+def about_images(results: Results) -> Iterator[Diagnostic]:
+    """Reports columns whose results are of different images, as far as these are recorded."""
+    columns = grouped((results.column(row), row) for row in results.rows if row.images_hash)
+    unlike = {
+        column: grouped((row.images_hash, row.method) for row in rows)
+        for column, rows in columns.items()
+        if len({row.images_hash for row in rows}) > 1
+    }
+    if unlike:
+        column, methods = next(iter(unlike.items()))
+        apart = " / ".join(listed([*dict.fromkeys(own)]) for own in methods.values())
+        text = (
+            f"Compared on different images in {counted(len(unlike), 'column')}, as {apart} in "
+            f"{column}: part of a difference may be theirs."
+        )
+        yield warning("different-images", text, "Run those of the earlier images again.")
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
