@@ -39,6 +39,7 @@ from feddg.runs.diagnostics import Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
+from feddg.settings import merge
 from feddg.text import percent
 from run_folders import numbers, table_of
 
@@ -811,6 +812,29 @@ def test_results_of_one_column_on_different_images_are_warned_about(folder_maker
         assert len(found_in(results_of(folders), "different-images")) == found
     (folders[0] / "images.json").write_text("{")
     assert not found_in(results_of(folders), "different-images")
+
+
+def test_runs_whose_methods_had_other_tasks_are_warned_about(folder_maker):
+    def results(*tasks):
+        folders = []
+        for number, (method, part, fields) in enumerate(tasks):
+            maker = folder_maker(f"{part}{number}{len(tasks)}", method=method)
+            folders.append(maker.write())
+            experiment = folders[-1] / "experiment.yaml"
+            said = yaml.safe_load(experiment.read_text())
+            experiment.write_text(yaml.safe_dump(merge(said, {part: fields})))
+        return results_of(folders)
+
+    one, two = (
+        ("pardon", "model", {"backbone": "cnn"}),
+        ("fedavg", "model", {"backbone": "resnet18"}),
+    )
+    (text,) = found_in(results(one, two), "unlike-tasks")
+    assert text.startswith("Methods were not given the same task: model.backbone differs between")
+    # Of one method it is a condition; how a method trains, and its one round, are its own.
+    assert not found_in(results(one, two, (*one[:2], two[2])), "unlike-tasks")
+    rate, short = ("pardon", "train", {"lr": 0.7}), ("ridge", "train", {"rounds": 1})
+    assert not found_in(results(rate, ("fedavg", "train", {"lr": 0.3}), short), "unlike-tasks")
 
 
 def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():

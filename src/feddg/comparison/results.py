@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
+_OF_A_TASK = ("data.", "clients.", "model.", "train.rounds", "train.local_")
 _OF_IMAGES = ("data.source", "data.root", "data.options")
 _OF_MARGINS = [
     *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
@@ -108,6 +109,7 @@ class Results:
         planned: all places, with or without results.
         tuning: the trials of each method, if there were any.
         served: name of the rule of the runs' default models, as their experiments ask for.
+        notices: what was found where the results were put together.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Results:
     planned: Sequence[ResultRow] = ()
     tuning: TuningFile | None = None
     served: str = FINAL.name
+    notices: Sequence[Diagnostic] = ()
 
     @classmethod
     def read(cls, path: Path, plan: Plan | None = None) -> "Results":
@@ -476,7 +479,7 @@ def results_of(folders: Sequence[Path]) -> Results:
         flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
-    conditions = _data_sets(others)
+    conditions, notices = _data_sets(others), list[Diagnostic]()
     if len(set(labels)) == 1:
         labels = _told_apart(labels, others)
     else:
@@ -484,6 +487,7 @@ def results_of(folders: Sequence[Path]) -> Results:
         axes = dict.fromkeys(axis for group in alike for axis in differing(group))
         for condition, fields in zip(conditions, others):
             condition |= {axis: fields.get(axis, "") for axis in axes}
+        notices += _about_tasks(complete, others, axes)
     held_out = ["+".join(run.held_out(TEST)) or "as split" for run in complete]
     validated = ["+".join(run.held_out(VAL)) for run in complete]
     ways = grouped(zip(held_out, validated))
@@ -509,7 +513,32 @@ def results_of(folders: Sequence[Path]) -> Results:
             rows[at] = row.model_copy(update={"method": f"{row.method} ({folder})"})
     name = f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
-    return Results(name=name, title=name, rows=rows, open=incomplete)
+    return Results(name=name, title=name, rows=rows, open=incomplete, notices=notices)
+
+
+def _about_tasks(
+    runs: Sequence[Run], settings: Sequence[Mapping[str, str]], axes: Iterable[str]
+) -> Iterator[Diagnostic]:
+    """Reports settings of the task itself that differ between methods, so that none has a column.
+
+    A method of one round trains in its own way.
+    """
+    tasks = [
+        {
+            name: value
+            for name, value in fields.items()
+            if name.startswith(_OF_A_TASK) and not (run.has_one_round and "train." in name)
+        }
+        for run, fields in zip(runs, settings)
+    ]
+    values = grouped((name, value) for task in tasks for name, value in task.items())
+    unlike = [name for name, own in values.items() if len({*own}) > 1 and name not in {*axes}]
+    if unlike:
+        text = (
+            f"Methods were not given the same task: {first_names(unlike)} "
+            f"{'differs' if len(unlike) == 1 else 'differ'} between them."
+        )
+        yield warning("unlike-tasks", text, "Compare runs that differ in the method alone.")
 
 
 def _told_apart(labels: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:

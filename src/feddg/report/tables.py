@@ -415,7 +415,7 @@ def about_results(results: Results) -> list[Diagnostic]:
         # Where no method is fit, that says the gravest of all of them.
         if results.no_method_fit is None or severity != "warning" or code in OF_SETTINGS
     )
-    diagnostics = []
+    diagnostics = [*results.notices]
     for (code, severity), places in findings.items():
         where = ", ".join(f"{listed(names)}{runs}" for runs, names in grouped(places).items())
         text = f"{capital(IN_WORDS.get(code, code.replace('-', ' ')))}: {where}."
