@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -812,6 +813,22 @@ def test_results_of_one_column_on_different_images_are_warned_about(folder_maker
         assert len(found_in(results_of(folders), "different-images")) == found
     (folders[0] / "images.json").write_text("{")
     assert not found_in(results_of(folders), "different-images")
+
+
+def test_several_precisions_in_one_column_are_named(folder_maker):
+    rows = [
+        row_of(0.5, method, machine=f"x86_64, {device}, 8 threads")
+        for method, device in (("fedavg", "cpu, float32"), ("pardon", "cuda, bfloat16"))
+    ]
+    assert found_in(Results.of_rows(rows), "several-precisions") == [
+        "Computed in several precisions, as fedavg in float32 / pardon in bfloat16 in ink."
+    ]
+    assert not found_in(Results.of_rows(rows[:1]), "several-precisions")
+    folders = [folder_maker(name, method=name).write() for name in ("fedavg", "pardon")]
+    for folder, precision in zip(folders, ("float32", "bfloat16")):
+        made = {"precision": precision, "device": "cuda"}
+        (folder / "environment.json").write_text(json.dumps(made))
+    assert len(found_in(results_of(folders), "several-precisions")) == 1
 
 
 def test_runs_whose_methods_had_other_tasks_are_warned_about(folder_maker):

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -631,22 +631,34 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     return [(one.code, one.severity) for one in diagnostics if one.code != UNSTEADY]
 
 
-def about_images(results: Results) -> Iterator[Diagnostic]:
-    """Reports columns whose results are of different images, as far as these are recorded."""
-    columns = grouped((results.column(row), row) for row in results.rows if row.images_hash)
-    unlike = {
-        column: grouped((row.images_hash, row.method) for row in rows)
-        for column, rows in columns.items()
-        if len({row.images_hash for row in rows}) > 1
-    }
-    if unlike:
+def about_provenance(results: Results) -> Iterator[Diagnostic]:
+    """Reports columns whose results are of different images or precisions, where recorded."""
+    if unlike := _unlike(results, lambda row: row.images_hash):
         column, methods = next(iter(unlike.items()))
-        apart = " / ".join(listed([*dict.fromkeys(own)]) for own in methods.values())
         text = (
-            f"Compared on different images in {counted(len(unlike), 'column')}, as {apart} in "
-            f"{column}: part of a difference may be theirs."
+            f"Compared on different images in {counted(len(unlike), 'column')}, as "
+            f"{' / '.join(methods.values())} in {column}: part of a difference may be theirs."
         )
         yield warning("different-images", text, "Run those of the earlier images again.")
+    if unlike := _unlike(results, lambda row: row.precision):
+        column, methods = next(iter(unlike.items()))
+        apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
+        text = f"Computed in several precisions, as {apart} in {column}."
+        yield note("several-precisions", text)
+
+
+def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
+    """Returns the methods by a recorded value, for each column that has several such values."""
+    columns = grouped((results.column(row), (of(row), row.method)) for row in results.rows)
+    values = {
+        column: grouped(pair for pair in dict.fromkeys(pairs) if pair[0])
+        for column, pairs in columns.items()
+    }
+    return {
+        column: {value: listed(methods) for value, methods in own.items()}
+        for column, own in values.items()
+        if len(own) > 1
+    }
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:

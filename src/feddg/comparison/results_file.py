@@ -53,6 +53,7 @@ _ROUNDED = ("value", "bytes", "seconds")
 WAIT = 60.0
 """Seconds after which another process writing the same file is assumed to hang."""
 HELD_OUT = "held out"
+PRECISIONS = ("float32", "bfloat16")
 
 # What a result was made with: its images and the files that its experiment names, as hashes.
 #
@@ -189,6 +190,13 @@ class ResultRow(BaseModel):
             return self.hashes.get(_IMAGES, "")
         file = self.run.folder / IMAGES
         return _fingerprint(read_text(file)) if is_file(file) else ""
+
+    @property
+    def precision(self) -> str:
+        """The precision it was computed in; empty if it is not recorded."""
+        if self.run is not None:
+            return str(self.run.environment.get("precision") or "")
+        return next((part for part in self.machine.split(", ") if part in PRECISIONS), "")
 
     @property
     def heading(self) -> str:

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from feddg.comparison.plan import DATA
-from feddg.comparison.results import Results, about_budgets, about_images, about_lead, about_method
+from feddg.comparison.results import (
+    Results,
+    about_budgets,
+    about_lead,
+    about_method,
+    about_provenance,
+)
 from feddg.comparison.statistics import (
     LEAST,
     Accuracies,
@@ -424,7 +430,7 @@ def about_results(results: Results) -> list[Diagnostic]:
         groups = "; ".join(" / ".join(map(readable, group)) for group in shared)
         text = f"Counted as one domain, since they share test images: {groups}."
         diagnostics.append(note("shared-test-images", text))
-    diagnostics += about_images(results)
+    diagnostics += about_provenance(results)
     diagnostics += about_budgets(results)
     diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
