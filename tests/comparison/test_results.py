@@ -692,6 +692,17 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     assert "1 run ended below the budget of 1.561k images, with 1.56k, " in found.text
 
 
+def test_a_results_file_tells_of_rounds_that_end_far_from_their_budget():
+    rows = [row_of(0.5, "fedavg", budget=1000, images=1090), row_of(0.5, budget=2000, images=1990)]
+    assert [one.code for one in about_budgets(Results.of_rows(rows))] == ["budget-not-reached"]
+    rows = [row_of(0.5, name, budget=1000, images=n) for name, n in (("a", 1000), ("b", 1190))]
+    (found,) = about_budgets(Results.of_rows(rows))
+    assert str(found) in map(str, about_results(Results.of_rows([*rows, row_of(0.5, budget=2000)])))
+    assert found.text.startswith("1 result took more images than their budget, up to 1.2 times 1k")
+    ridge = row_of(0.5, "ridge", budget=1000, images=675, round=1)
+    assert not list(about_budgets(Results.of_rows([ridge])))
+
+
 def test_runs_whose_folders_have_one_name_go_by_their_paths(folder_maker):
     first, second = (folder_maker(f"{name}/run").write() for name in "ab")
     assert results_of([first, second, first]).methods == [f"pardon ({first})", f"pardon ({second})"]
@@ -738,11 +749,11 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     assert replace(elsewhere, rows=[without]).default_rule is FINAL
 
 
-def row_of(value, method="fedavg", held_out="ink", images=None, data=None, **more):
+def row_of(value, method="fedavg", held_out="ink", images=None, round=9, data=None, **more):
     """A row of a results file, of one accuracy."""
     of_value = {"rule": "final", "split": "test", "over": "domain_mean", "metric": "accuracy"}
     fields = {"method": method, "held_out": held_out, "seed": 0, **more}
-    fields["numbers"] = (NumberRow(value=value, **of_value, images=images),)
+    fields["numbers"] = (NumberRow(value=value, **of_value, images=images, round=round),)
     fields["conditions"] = {"data": data} if data else more.get("conditions", {})
     return ResultRow(**fields)
 

@@ -662,13 +662,14 @@ def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
-    """Reports runs that ended before they reached their budget of images."""
+    """Reports runs whose last round ended before their budget of images, or far beyond it."""
     seen = [
-        (sum(of.images for of in row.run.rounds), row.budget)
+        (number.images, row.budget, row.run.has_one_round if row.run else number.round == 1)
         for row in results.rows
-        if row.run is not None and row.budget is not None and not row.run.has_one_round
-    ]
-    below = [(images, budget) for images, budget in seen if images < budget]
+        for number in row.table.where(rule=FINAL.name).rows[:1]
+        if row.budget is not None and number.images is not None
+    ]  # of a file, one round is taken for a method's only one
+    below = [(images, budget) for images, budget, once in seen if images < budget and not once]
     if below:
         images, budget = min(below)
         text = (
@@ -677,6 +678,14 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
             "round is used."
         )
         yield warning("budget-not-reached", text)
+    beyond = [(images / budget, budget) for images, budget, _ in seen if images > 1.1 * budget]
+    if beyond:
+        times, budget = max(beyond)
+        text = (
+            f"{counted(len(beyond), 'result')} took more images than their budget, up to "
+            f"{times:.1f} times {short(budget)}: whole rounds count, and methods' may differ."
+        )
+        yield note("budget-exceeded", text, "Compare at larger budgets, or in shorter rounds.")
 
 
 def about_lead(results: Results) -> Iterator[Diagnostic]:

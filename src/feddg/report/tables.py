@@ -412,8 +412,9 @@ def lead_of(every: Results) -> str:
     return f"{budget_words(every)}{conclusion(every.at_largest)}"
 
 
-def about_results(results: Results) -> list[Diagnostic]:
-    """Returns the caveats about the numbers, the gravest first."""
+def about_results(every: Results) -> list[Diagnostic]:
+    """Returns the caveats about the numbers at the largest budget, the gravest first."""
+    results = every.at_largest
     findings = grouped(
         ((code, severity), (where, spelled(method)))
         for method in results.methods
@@ -431,7 +432,7 @@ def about_results(results: Results) -> list[Diagnostic]:
         text = f"Counted as one domain, since they share test images: {groups}."
         diagnostics.append(note("shared-test-images", text))
     diagnostics += about_provenance(results)
-    diagnostics += about_budgets(results)
+    diagnostics += about_budgets(every)
     diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
