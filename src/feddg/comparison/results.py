@@ -54,7 +54,7 @@ _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "pr
 _OF_A_TASK = ("data.", "clients.", "model.", "train.rounds", "train.local_")
 _OF_IMAGES = ("data.source", "data.root", "data.options")
 _OF_MARGINS = [
-    *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
+    *(BUDGET, "rule", "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
     *("domains", "seeds_low", "seeds_high", "seeds"),
 ]
 _OVER_DATA_SETS = [f"data_sets_{name}" for name in ("mean", "low", "high", "count")]
@@ -352,10 +352,11 @@ class Results:
     def margin_frame(self, base: str = "") -> "DataFrame":
         """Returns :meth:`margins` at every budget by the default rule, a row for each method.
 
-        Columns: ``budget``; ``method`` and ``other``; ``difference`` (shares from 0 to 1, the mean
-        over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, see
-        :attr:`Margin.detectable`; ``p`` and ``p_holm``, as it is and corrected for the number of
-        methods; ``domains``, their number; ``seeds_low``, ``seeds_high`` and ``seeds``, the same
+        Columns: ``budget``; ``rule``, by which rounds were chosen; ``method`` and ``other``;
+        ``difference`` (shares from 0 to 1, the mean over domains); ``low`` and ``high``, the 95 %
+        interval over domains; ``detectable``, see :attr:`Margin.detectable`; ``p`` and ``p_holm``,
+        as it is and corrected for the number of methods; ``domains``, their number;
+        ``seeds_low``, ``seeds_high`` and ``seeds``, the same
         over seeds on these domains; ``difference_DOMAIN``, the difference on each domain; in a plan
         over several data sets ``data_sets_mean``, ``_low``, ``_high`` and ``_count``, over data
         sets, each the mean of its domains.
@@ -374,14 +375,15 @@ class Results:
         rows = []
         for budget in self.budgets or (None,):
             results = self if budget is None else self.at(budget)
-            for method, margin in results.margins(results.default_rule, base).items():
+            rule = results.default_rule
+            for method, margin in results.margins(rule, base).items():
                 over, seeds = margin.domains, margin.seeds
                 ends = (over.low, over.high, margin.detectable, over.p, margin.p, over.count)
                 also = (seeds.low, seeds.high, seeds.count, *map(margin.by_domain.get, domains))
                 sets = margin.collections
                 over_sets = (sets.mean, sets.low, sets.high, sets.count)
                 also += over_sets if self.collections else ()
-                rows.append((budget, method, margin.other, margin.mean, *ends, *also))
+                rows.append((budget, rule.name, method, margin.other, margin.mean, *ends, *also))
         columns = [*_OF_MARGINS, *(f"difference_{name}" for name in domains)]
         columns += _OVER_DATA_SETS if self.collections else []
         return DataFrame(rows, columns=columns).astype({BUDGET: "Int64"})
