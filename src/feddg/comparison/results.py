@@ -23,7 +23,7 @@ from feddg.comparison.results_file import (
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warn, warning
 from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
@@ -168,7 +168,18 @@ class Results:
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
         content = ComparisonFile.of(plan, cells)
-        placed = [by_place[cell.place] for cell in content.cells if cell.place in by_place]
+        there = [cell for cell in content.cells if cell.place in by_place]
+        placed = [by_place[cell.place] for cell in there]
+        other = [r for r, cell in zip(placed, there) if r.experiment not in ("", cell.experiment)]
+        if 0 < len(other) < len(placed):  # a --root or --weights beside the plan makes all others
+            first = other[0]
+            warn(
+                "other-experiments",
+                f"{name}: {len(other)} of {len(placed)} results are of other experiments than the "
+                f"plan has in their place (first {first.method}, {first.heading}, seed "
+                f"{first.seed}).",
+                "Take the plan that they were made with, or run them anew.",
+            )
         return content.results(placed)
 
     @cached_property
@@ -355,11 +366,10 @@ class Results:
         Columns: ``budget``; ``rule``, by which rounds were chosen; ``method`` and ``other``;
         ``difference`` (shares from 0 to 1, the mean over domains); ``low`` and ``high``, the 95 %
         interval over domains; ``detectable``, see :attr:`Margin.detectable`; ``p`` and ``p_holm``,
-        as it is and corrected for the number of methods; ``domains``, their number;
-        ``seeds_low``, ``seeds_high`` and ``seeds``, the same
-        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain; in a plan
-        over several data sets ``data_sets_mean``, ``_low``, ``_high`` and ``_count``, over data
-        sets, each the mean of its domains.
+        as it is and corrected for the number of methods; ``domains``, their number; ``seeds_low``,
+        ``seeds_high`` and ``seeds``, the same over seeds on these domains; ``difference_DOMAIN``,
+        the difference on each domain; in a plan over several data sets ``data_sets_mean``,
+        ``_low``, ``_high`` and ``_count``, over data sets, each the mean of its domains.
 
         Args:
             base: the method that all others are set beside; each one's best other method if empty.
