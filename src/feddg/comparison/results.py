@@ -340,7 +340,7 @@ class Results:
             if place.collection
         }
 
-    def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
+    def margins(self, rule: SelectionRule | str, base: str = "") -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.
 
         Their p-values are corrected for the number of methods.
