@@ -168,16 +168,16 @@ class Results:
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
         content = ComparisonFile.of(plan, cells)
-        there = [cell for cell in content.cells if cell.place in by_place]
-        placed = [by_place[cell.place] for cell in there]
-        other = [r for r, cell in zip(placed, there) if r.experiment not in ("", cell.experiment)]
+        filled = [cell for cell in content.cells if cell.place in by_place]
+        placed = [by_place[cell.place] for cell in filled]
+        other = [r for r, cell in zip(placed, filled) if r.experiment not in ("", cell.experiment)]
         if 0 < len(other) < len(placed):  # a --root or --weights beside the plan makes all others
-            first = other[0]
+            one = other[0]
             warn(
                 "other-experiments",
                 f"{name}: {len(other)} of {len(placed)} results are of other experiments than the "
-                f"plan has in their place (first {first.method}, {first.heading}, seed "
-                f"{first.seed}).",
+                f"plan has in their place (first {one.method}, {one.heading}, seed "
+                f"{one.seed}).",
                 "Take the plan that they were made with, or run them anew.",
             )
         return content.results(placed)
