@@ -596,10 +596,14 @@ def _check_axes(plan: Plan) -> None:
             )
     if plan.budgets:  # all else in base is for what says nothing of it
         own["base"] = {*leaves(expand(plan.base))} & {"evaluate.budgets"}
+    kept = {("budgets", "train.rounds")}
+    for entry in plan.data:  # methods' own weights are kept where a data set's are not at hand
+        if leaves(expand(entry.experiment)).get("model.weights", "") is None:
+            kept.add((f"data {entry.name}", "model.weights"))
     for first, second in ((parts, of_data | own), (of_data, own)):
         for part, name in itertools.product(first, second):
             for field, other in itertools.product(first[part], second[name]):
-                if _meet(field, other) and (part, field) != ("budgets", "train.rounds"):
+                if _meet(field, other) and (part, field) not in kept:
                     raise ExperimentError(
                         f"plan: {field} is said by {part} and by {name}, and one of them would be "
                         "lost: leave it out there"
