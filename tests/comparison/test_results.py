@@ -811,7 +811,7 @@ def test_results_of_one_column_on_different_images_are_warned_about(folder_maker
 
     assert not found_in(results(fedavg="x", pardon="x", ridge=None), "different-images")
     (text,) = found_in(results(fedavg="x", pardon="y", ridge="x"), "different-images")
-    assert "in 1 column, as fedavg and ridge / pardon in ink: " in text
+    assert "in 1 column, as fedavg, ridge / pardon in ink: " in text
     folders = []
     for name in ("pardon", "fedavg"):
         maker = folder_maker(name)

@@ -43,7 +43,7 @@ from feddg.runs.summary import numbers_by_rule
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.storage import is_file, read_fields_of
-from feddg.text import counted, listed, short
+from feddg.text import counted, short
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -667,7 +667,7 @@ def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[
         for column, pairs in columns.items()
     }
     return {
-        column: {value: listed(methods) for value, methods in own.items()}
+        column: {value: first_names(methods, 3) for value, methods in own.items()}
         for column, own in values.items()
         if len(own) > 1
     }
