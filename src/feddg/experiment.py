@@ -53,7 +53,8 @@ SCHEMA = 1
 when a default changes. A new field whose default keeps the earlier behaviour changes neither it nor
 any id.
 """
-_NOT_IDENTITY = {"name", "device"}
+NOT_IDENTITY = {"name", "device"}
+"""Fields that are no part of an id."""
 _PARTS = {
     name
     for name, field in ExperimentSettings.model_fields.items()
@@ -104,7 +105,7 @@ class Experiment(ExperimentSettings):
     def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """Returns a changed copy; see pydantic."""
         copy = super().model_copy(update=update, deep=deep)
-        if update and update.keys() <= _NOT_IDENTITY:
+        if update and update.keys() <= NOT_IDENTITY:
             vars(copy)["given"] = merge(self.given, update)
         elif update:
             vars(copy).pop("given", None)
@@ -144,7 +145,7 @@ class Experiment(ExperimentSettings):
 
     def _hash(self, path_as: Callable[[Path], str]) -> str:
         """Returns a hash of the settings that differ from their defaults."""
-        content = self.model_dump(exclude=_NOT_IDENTITY, exclude_defaults=True)
+        content = self.model_dump(exclude=NOT_IDENTITY, exclude_defaults=True)
         if self.model.weights not in (None, IMAGENET):
             content["model"]["weights"] = Path(str(self.model.weights))
         method = build_method(self.method.name, self.method.settings)

@@ -105,7 +105,7 @@ class DataSettings(Described):
     """domains that are never opened, as if they were not there"""
     own_split: bool = True
     """in-domain validation and test images as the data set's own split has them, where it has one;
-    false draws id_val and id_test"""
+    false: the split is not used, and id_val and id_test are drawn"""
     image_size: int = Field(128, ge=8, le=1024)
     """side of the square training images, pixels"""
     features: int | None = Field(None, ge=1)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas
 import pytest
 
 from scripts import load_script
@@ -23,6 +24,39 @@ def test_the_tables_of_the_pages_are_those_of_the_files(made):
         assert made.remade(text, remade) == text, f"{page.name}: run `python benchmarks/tables.py`"
     for name in remade:
         assert any(f"<!-- table: {name} -->" in text for text in texts.values()), name
+
+
+def test_a_mean_is_of_all_columns_or_none(made):
+    lines = [line.split("|")[2:-1] for line in made.recipe_columns().splitlines()]
+    ours = [[cell.strip() for cell in cells] for cells in lines[2 : -len(made.PUBLISHED)]]
+    assert len({*map(tuple, ours)}) > 3
+    for *columns, outside, inside in ours:
+        assert bool(outside) == bool(inside) == all(columns)
+
+
+def test_a_reference_line_is_no_recipe_to_choose(made, tmp_path, monkeypatch):
+    measured = {"good": (0.8, 0.6), "bad": (0.5, 0.5), made.POOLED: (0.3, 0.9)}
+    rows = [
+        {"method": method, "held_out": "photo", "budget": 9, "rule": rule, "split": split}
+        | {"over": "domain_mean", "metric": "accuracy", "value": value}
+        for method, values in measured.items()
+        for split, value in zip(("test", "id_val"), values)
+        for rule in ("final", "ema")
+    ]
+    pandas.DataFrame(rows).to_csv(tmp_path / "search.csv")
+    monkeypatch.setattr(made, "DATA", tmp_path)
+    table = made.recipes("search")
+    assert "in 1 of 1 cases" in table
+    assert made.POOLED in table
+
+
+def test_leads_of_a_page_are_corrected_for_the_comparisons_of_its_table(made):
+    results = made.Results.read(made.DATA / "own_pacs_64.csv")
+    found = results.margins("ema", "FedAvg")
+    assert {margin.comparisons for margin in found.values()} == {2}
+    assert made.unseen([*results.margins("last_ten", "FedAvg").values(), *found.values()]) in (
+        made.own_size()
+    )
 
 
 def test_of_a_methods_rates_the_one_that_is_best_in_domain_counts(made):

@@ -287,6 +287,30 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
         ),
         ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "said by budgets and by settings"),
         (
+            {"methods": [{"name": "fedavg", "experiment": {"lr": 0.5}}], "hold_out": None}
+            | {"data": ["emoji", {"name": "digits", "experiment": {"train": {"lr": 0.1}}}]},
+            "train.lr is said by data digits and by fedavg",
+        ),
+        (
+            {"data": [{"name": "digits", "id_val": 0.1}], "hold_out": None}
+            | {"tune": {"settings": {"data.id_val": [0.1, 0.2]}}},
+            "data.id_val is said by data digits and by tune",
+        ),
+        ({"settings": {"device": ["cpu", "cuda"]}}, "device is said by settings device, but runs"),
+        (
+            {"methods": [{"name": "fedavg", "experiment": {"name": "mine"}}]},
+            "name is said by fedavg, but runs",
+        ),
+        (
+            {"methods": [{"name": "fedavg", "experiment": {"method": "pardon"}}]},
+            "fedavg says another method; add that one",
+        ),
+        ({"tune": {"settings": {"method": ["ridge"]}}}, "tune says another method; add"),
+        (
+            {"base": {"data": "digits", "evaluate": {"budgets": [5]}}, "budgets": [9]},
+            "evaluate.budgets is said by budgets and by base",
+        ),
+        (
             {"base": {"data": "digits", "hold_out": {"val": "sketch"}}},
             "in the plan and in its base",
         ),
@@ -295,6 +319,10 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
             "two columns are called 'ink, 0.00",
         ),
         ({"hold_out": [["ink", "chalk"], "ink+chalk"]}, r"two columns are called 'ink\+chalk'"),
+        (
+            {"hold_out": [["ink", "chalk"], ["chalk", "ink"]]},
+            r"lists the same domains as ink\+chalk and as chalk\+ink; list them once",
+        ),
         ({"hold_out": [{"test": 2015}]}, "hold_out: test: Input should be"),
     ],
 )

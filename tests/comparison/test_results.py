@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -34,11 +35,12 @@ from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against
-from feddg.report.tables import budget_table
+from feddg.report.tables import about_results, budget_table
 from feddg.runs.diagnostics import Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
+from feddg.settings import merge
 from feddg.text import percent
 from run_folders import numbers, table_of
 
@@ -690,6 +692,17 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     assert "1 run ended below the budget of 1.561k images, with 1.56k, " in found.text
 
 
+def test_a_results_file_tells_of_rounds_that_end_far_from_their_budget():
+    rows = [row_of(0.5, "fedavg", budget=1000, images=1090), row_of(0.5, budget=2000, images=1990)]
+    assert [one.code for one in about_budgets(Results.of_rows(rows))] == ["budget-not-reached"]
+    rows = [row_of(0.5, name, budget=1000, images=n) for name, n in (("a", 1000), ("b", 1190))]
+    (found,) = about_budgets(Results.of_rows(rows))
+    assert str(found) in map(str, about_results(Results.of_rows([*rows, row_of(0.5, budget=2000)])))
+    assert found.text.startswith("1 result took more images than their budget, up to 1.2 times 1k")
+    ridge = row_of(0.5, "ridge", budget=1000, images=675, round=1)
+    assert not list(about_budgets(Results.of_rows([ridge])))
+
+
 def test_runs_whose_folders_have_one_name_go_by_their_paths(folder_maker):
     first, second = (folder_maker(f"{name}/run").write() for name in "ab")
     assert results_of([first, second, first]).methods == [f"pardon ({first})", f"pardon ({second})"]
@@ -736,13 +749,139 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     assert replace(elsewhere, rows=[without]).default_rule is FINAL
 
 
+def row_of(value, method="fedavg", held_out="ink", images=None, round=9, data=None, **more):
+    """A row of a results file, of one accuracy."""
+    of_value = {"rule": "final", "split": "test", "over": "domain_mean", "metric": "accuracy"}
+    fields = {"method": method, "held_out": held_out, "seed": 0, **more}
+    fields["numbers"] = (NumberRow(value=value, **of_value, images=images, round=round),)
+    fields["conditions"] = {"data": data} if data else more.get("conditions", {})
+    return ResultRow(**fields)
+
+
+def found_in(results, code):
+    return [str(one) for one in about_results(results) if one.code == code]
+
+
+def test_hold_outs_that_share_a_test_domain_are_one_domain():
+    pairs = [*map("+".join, itertools.combinations("abcd", 2))]
+    rows = [
+        row_of(0.5 + (at if method == "pardon" else 0) / 10, method, pair)
+        for at, pair in enumerate(pairs)
+        for method in ("fedavg", "pardon")
+    ]
+    results = Results.of_rows(rows)
+    assert len(results.columns) == 6
+    margin = results.margins(FINAL)["pardon"]
+    assert (margin.domains.count, margin.domains.reach) == (1, None)
+    assert margin.mean == pytest.approx(0.25)
+    (text,) = found_in(results, "shared-test-images")
+    assert "share test images: a+b / a+c / a+d / b+c / b+d / c+d." in text
+    apart = Results.of_rows([row for row in rows if row.held_out in ("a+b", "c+d")])
+    assert apart.margins(FINAL)["pardon"].domains.count == 2
+    assert not found_in(apart, "shared-test-images")
+
+
+def test_one_data_set_under_two_names_is_counted_once():
+    def results(hashes):
+        return Results.of_rows(
+            [
+                row_of(0.5, method, held_out, data=name, hashes={"images": hashes[name]})
+                for method, held_out, name in itertools.product(("fedavg", "pardon"), "abc", hashes)
+            ]
+        )
+
+    once, twice = results({"small": "x", "large": "x"}), results({"small": "x", "large": "y"})
+    for found, domains, sets in ((once, 3, 1), (twice, 6, 2)):
+        margin = found.margins(FINAL)["pardon"]
+        assert (margin.domains.count, margin.collections.count) == (domains, sets)
+    assert found_in(once, "shared-test-images") == [
+        "Counted as one domain, since they share test images: small, a / large, a; small, b / "
+        "large, b; small, c / large, c."
+    ]
+
+
+def test_results_of_one_column_on_different_images_are_warned_about(folder_maker):
+    def results(**images):
+        return Results.of_rows(
+            [
+                row_of(0.5, name, hashes={"images": one} if one else {})
+                for name, one in images.items()
+            ]
+        )
+
+    assert not found_in(results(fedavg="x", pardon="x", ridge=None), "different-images")
+    (text,) = found_in(results(fedavg="x", pardon="y", ridge="x"), "different-images")
+    assert "in 1 column, as fedavg, ridge / pardon in ink: " in text
+    folders = []
+    for name in ("pardon", "fedavg"):
+        maker = folder_maker(name)
+        maker.method = name
+        folders.append(maker.write())
+    table = {"count": 1, "labels": "x", "folders": {}}
+    for kinds, found in (("xx", 0), ("xy", 1)):
+        for folder, labels in zip(folders, kinds):
+            (folder / "images.json").write_text(ImagesFile(**table | {"labels": labels}).to_text())
+        assert len(found_in(results_of(folders), "different-images")) == found
+    (folders[0] / "images.json").write_text("{")
+    assert not found_in(results_of(folders), "different-images")
+
+
+def test_results_of_other_experiments_than_the_plans_are_warned_about(caplog):
+    plan = load_plan(PLAN)
+    rows = [
+        row_of(0.5, cell.method, cell.held_out, experiment=cell.portable_id)
+        for cell in expand_plan(plan)
+    ]
+    changed = load_plan(PLAN | {"methods": ["fedavg", {"name": "fedprox", "mu": 0.7}]})
+    assert len(Results.of_rows(rows, plan).rows) == 2
+    assert not caplog.text
+    assert len(Results.of_rows(rows, changed, "kept.csv").rows) == 2
+    assert "kept.csv: 1 of 2 results are of other experiments than the plan has" in caplog.text
+    assert "(first fedprox, sketch, seed 0)" in caplog.text
+
+
+def test_several_precisions_in_one_column_are_named(folder_maker):
+    rows = [
+        row_of(0.5, method, machine=f"x86_64, {device}, 8 threads")
+        for method, device in (("fedavg", "cpu, float32"), ("pardon", "cuda, bfloat16"))
+    ]
+    assert found_in(Results.of_rows(rows), "several-precisions") == [
+        "Computed in several precisions, as fedavg in float32 / pardon in bfloat16 in ink."
+    ]
+    assert not found_in(Results.of_rows(rows[:1]), "several-precisions")
+    folders = [folder_maker(name, method=name).write() for name in ("fedavg", "pardon")]
+    for folder, precision in zip(folders, ("float32", "bfloat16")):
+        made = {"precision": precision, "device": "cuda"}
+        (folder / "environment.json").write_text(json.dumps(made))
+    assert len(found_in(results_of(folders), "several-precisions")) == 1
+
+
+def test_runs_whose_methods_had_other_tasks_are_warned_about(folder_maker):
+    def results(*tasks):
+        folders = []
+        for number, (method, part, fields) in enumerate(tasks):
+            maker = folder_maker(f"{part}{number}{len(tasks)}", method=method)
+            folders.append(maker.write())
+            experiment = folders[-1] / "experiment.yaml"
+            said = yaml.safe_load(experiment.read_text())
+            experiment.write_text(yaml.safe_dump(merge(said, {part: fields})))
+        return results_of(folders)
+
+    one, two = (
+        ("pardon", "model", {"backbone": "cnn"}),
+        ("fedavg", "model", {"backbone": "resnet18"}),
+    )
+    (text,) = found_in(results(one, two), "unlike-tasks")
+    assert text.startswith("Methods were not given the same task: model.backbone differs between")
+    # Of one method it is a condition; how a method trains, and its one round, are its own.
+    assert not found_in(results(one, two, (*one[:2], two[2])), "unlike-tasks")
+    rate, short = ("pardon", "train", {"lr": 0.7}), ("ridge", "train", {"rounds": 1})
+    assert not found_in(results(rate, ("fedavg", "train", {"lr": 0.3}), short), "unlike-tasks")
+
+
 def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():
     def row(value, **conditions):
-        number = NumberRow(
-            rule="final", split="test", over="domain_mean", metric="accuracy", value=value
-        )
-        more = {"conditions": conditions, "numbers": (number,)}
-        return ResultRow(method="fedavg", held_out="ink", seed=0, **more)
+        return row_of(value, conditions=conditions)
 
     results = Results.of_rows([row(0.9), row(0.2, heterogeneity="0")])
     assert results.columns == ["ink", "heterogeneity 0"]

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+from collections import Counter
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuni
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_rows, read_run
 from image_folders import make_folder
+from published_trees import hospital, write_table
 
 RATES = (0.003, 1e-5)
 
@@ -199,6 +201,35 @@ def test_trials_never_open_held_out_images(tmp_path):
     assert not images.bad, "an image of the held-out domain was opened"
     assert not len(images.splits.test)
     assert not [path for path in images.table.paths if "sketch" in path]
+
+
+@pytest.mark.parametrize(
+    ("held", "split"),
+    [
+        ("north", {"west": "test"}),  # the split holds another one out
+        ("west", {"west": "test"}),  # without its test domain the split holds nothing out
+        ("north", {}),  # a split within domains, which both use
+    ],
+)
+def test_trials_are_split_as_the_tables_run_is_whatever_split_the_data_set_has(
+    tmp_path, held, split
+):
+    rows = [[*row[:4], split.get(row[2], row[4])] for row in hospital(tmp_path)]
+    data = {"source": "table", "root": str(write_table(tmp_path / "t.csv", rows)), "id_val": 0.3}
+    base = {"data": data, "model": {"backbone": "cnn", "weights": None}}
+    tune = {"settings": {"train.lr": [0.1]}}
+    asked = load_plan({"base": base, "methods": "fedavg", "hold_out": [held], "tune": tune})
+    splits = []
+    for cell in (*expand_plan(asked), *trials_of(asked)):
+        images = load_images(cell.experiment, None, lambda *_: None)
+        names = [images.table.domain_names[id] for id in images.table.domains]
+        splits.append(
+            [
+                Counter(names[row] for row in getattr(images.splits, role))
+                for role in ("train", "id_val", "id_test")
+            ]
+        )
+    assert splits[0] == splits[1]
 
 
 def test_without_tune_there_are_no_trials_and_the_cells_are_those_of_before():

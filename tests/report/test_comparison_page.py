@@ -237,6 +237,7 @@ def test_both_intervals_are_numbers_in_a_frame_and_in_a_file(comparison):
     assert set(frame["other"]) == {"fedavg"}
     margin = results.margins(FINAL, "fedavg")["pardon"]
     row = frame.set_index("method").loc["pardon"]
+    assert row["rule"] == "final"
     expected = {
         "difference": margin.mean,
         "low": margin.domains.low,

@@ -191,6 +191,9 @@ def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
     caplog.clear()
     assert plan_with_weights_at_hand(without) == without
     assert "No pretrained weights: cnn at 64 pixels" in caplog.text
+    several = Plan(data=[{"name": "own", **FOLDER["data"]}], methods=plan.methods, hold_out=["c"])
+    weights = [c.experiment.model.weights for c in expand_plan(plan_with_weights_at_hand(several))]
+    assert weights == [None, "imagenet"]
     compared = plan.model_copy(update={"settings": {"model.weights": ("imagenet", None)}})
     assert plan_with_weights_at_hand(compared) == compared
 

@@ -26,11 +26,11 @@ from feddg.data.data_set import DATA_SETS, load_source, preset_of
 from feddg.data.partition import counts_clients
 from feddg.data.protocols import known_domains, scenarios
 from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_faults
-from feddg.experiment import Experiment, chosen_preset, expand
+from feddg.experiment import NOT_IDENTITY, Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import as_written, with_weights_at_hand
-from feddg.runs.prepare import cache_folder, deal, load_undecoded
+from feddg.runs.prepare import cache_folder, deal, load_undecoded, own_split_holds_out
 from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import (
     Fields,
@@ -571,7 +571,7 @@ def expand_plan(plan: Plan) -> list[Cell]:
 def _check_axes(plan: Plan) -> None:
     """Refuses a field that several parts of a plan say, of which all but one would be lost."""
     said: dict[str, str] = {}
-    parts = {"budgets": {"train.rounds"}} if plan.budgets else {}
+    parts = {"budgets": {"train.rounds", "evaluate.budgets"}} if plan.budgets else {}
     parts |= {
         part: {path for _, fields, _ in points for path in leaves(fields)}
         for part, points in _axes(plan).items()
@@ -580,17 +580,34 @@ def _check_axes(plan: Plan) -> None:
         for field in fields:
             if said.setdefault(field, part) != part:
                 raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
+    of_data = {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     own = {variant.name: {*variant.said} for variant in plan.methods}
-    own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     tried = plan.tune.settings if plan.tune else {}
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
-    for name, fields in own.items():
-        for field, part in said.items():
-            if part != "budgets" and any(_meet(field, own_field) for own_field in fields):
-                raise ExperimentError(
-                    f"plan: {field} is said by {part} and by {name}, and one of them would be "
-                    "lost: leave it out there"
-                )
+    for name, fields in (parts | own).items():
+        for field in NOT_IDENTITY & fields:
+            raise ExperimentError(
+                f"plan: {field} is said by {name}, but runs that differ in it alone are one: "
+                "leave it out there, or say it in base for all"
+            )
+        if name in own and "method.name" in fields:
+            raise ExperimentError(
+                f"plan: {name} says another method; add that one to the plan's methods"
+            )
+    if plan.budgets:  # all else in base is for what says nothing of it
+        own["base"] = {*leaves(expand(plan.base))} & {"evaluate.budgets"}
+    kept = {("budgets", "train.rounds")}
+    for entry in plan.data:  # methods' own weights are kept where a data set's are not at hand
+        if leaves(expand(entry.experiment)).get("model.weights", "") is None:
+            kept.add((f"data {entry.name}", "model.weights"))
+    for first, second in ((parts, of_data | own), (of_data, own)):
+        for part, name in itertools.product(first, second):
+            for field, other in itertools.product(first[part], second[name]):
+                if _meet(field, other) and (part, field) not in kept:
+                    raise ExperimentError(
+                        f"plan: {field} is said by {part} and by {name}, and one of them would be "
+                        "lost: leave it out there"
+                    )
 
 
 def plan_on(plan: Plan, entry: Collection) -> Plan:
@@ -778,6 +795,14 @@ def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
     else:
         entries = (expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out)
         listed = [_written(entry, data) for entry in entries]
+    by_domains = grouped(
+        ((frozenset(entry["test"]), frozenset(entry["val"])), _heading(entry)) for entry in listed
+    )
+    for alike in by_domains.values():
+        if len({*alike}) > 1:
+            raise ExperimentError(
+                f"plan: hold_out lists the same domains as {' and as '.join(alike)}; list them once"
+            )
     headings = [_heading(entry) for entry in listed]
     if len(set(headings)) < len(headings):
         headings = [_heading(entry, with_val=True) for entry in listed]
@@ -824,8 +849,9 @@ def trials_of(plan: Plan) -> list[Cell]:
             )
     cells = expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None}))
     known: dict[str, Sequence[int] | None] = {}
+    unused: dict[str, bool] = {}
     trials = [
-        _trial(cell, points, tune, known)
+        _trial(cell, points, tune, known, unused)
         for cell in cells
         for points in itertools.product(*axes[cell.method])
         if points
@@ -879,7 +905,11 @@ def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
 
 
 def _trial(
-    cell: Cell, points: Sequence[Point], tune: Tune, known: dict[str, Sequence[int] | None]
+    cell: Cell,
+    points: Sequence[Point],
+    tune: Tune,
+    known: dict[str, Sequence[int] | None],
+    unused: dict[str, bool],
 ) -> Cell:
     """Returns a cell with the tried values and without its held-out domains.
 
@@ -895,9 +925,15 @@ def _trial(
     fields, rounds = functools.reduce(merge, changes, cell.experiment.given), tune.rounds
     if rounds is None and cell.budgets and not cell.has_one_round:
         rounds = _rounds_for(cell.budgets[-1], Experiment(**fields), known)
-    unseen = [*cell.experiment.data.leave_out, *hold_out.test, *hold_out.val]
+    data = cell.experiment.data
+    unseen = [*data.leave_out, *hold_out.test, *hold_out.val]
     own: Fields = {"hold_out": {"test": [], "val": []}, "data": {"leave_out": unseen}}
     own |= {} if rounds is None else {"train": {"rounds": rounds}}
+    read = repr((data.source, data.root, data.options, data.leave_out))
+    if read not in unused:
+        unused[read] = own_split_holds_out(data)
+    if unused[read]:  # nor does the table's run use it, as hold_out is said
+        own = merge(own, {"data": {"own_split": False}})
     experiment = Experiment(**merge(fields, own))
     if not experiment.data.id_val:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")

@@ -3,7 +3,7 @@
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from feddg.comparison.results_file import (
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warn, warning
 from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
@@ -51,9 +51,10 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
+_OF_A_TASK = ("data.", "clients.", "model.", "train.rounds", "train.local_")
 _OF_IMAGES = ("data.source", "data.root", "data.options")
 _OF_MARGINS = [
-    *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
+    *(BUDGET, "rule", "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
     *("domains", "seeds_low", "seeds_high", "seeds"),
 ]
 _OVER_DATA_SETS = [f"data_sets_{name}" for name in ("mean", "low", "high", "count")]
@@ -108,6 +109,7 @@ class Results:
         planned: all places, with or without results.
         tuning: the trials of each method, if there were any.
         served: name of the rule of the runs' default models, as their experiments ask for.
+        notices: what was found where the results were put together.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Results:
     planned: Sequence[ResultRow] = ()
     tuning: TuningFile | None = None
     served: str = FINAL.name
+    notices: Sequence[Diagnostic] = ()
 
     @classmethod
     def read(cls, path: Path, plan: Plan | None = None) -> "Results":
@@ -165,7 +168,18 @@ class Results:
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
         content = ComparisonFile.of(plan, cells)
-        placed = [by_place[cell.place] for cell in content.cells if cell.place in by_place]
+        filled = [cell for cell in content.cells if cell.place in by_place]
+        placed = [by_place[cell.place] for cell in filled]
+        other = [r for r, cell in zip(placed, filled) if r.experiment not in ("", cell.experiment)]
+        if 0 < len(other) < len(placed):  # a --root or --weights beside the plan makes all others
+            one = other[0]
+            warn(
+                "other-experiments",
+                f"{name}: {len(other)} of {len(placed)} results are of other experiments than the "
+                f"plan has in their place (first {one.method}, {one.heading}, seed "
+                f"{one.seed}).",
+                "Take the plan that they were made with, or run them anew.",
+            )
         return content.results(placed)
 
     @cached_property
@@ -282,16 +296,51 @@ class Results:
         return {method: dict(values[method]) for method in self.methods if method in values}
 
     @cached_property
+    def _data_sets(self) -> dict[str, str]:
+        """The data set of each name; the first one of those with the same images."""
+        of_images: dict[str, str] = {}
+        return {
+            row.collection: of_images.setdefault(row.images_hash, row.collection)
+            for row in self.rows
+            if row.collection and row.images_hash
+        }
+
+    @cached_property
+    def shared(self) -> list[list[str]]:
+        """What is held out, in groups that have a test domain in common.
+
+        They are one domain: neither hold-outs that overlap nor two names of the same images are
+        independent.
+        """
+        groups: list[tuple[list[str], set[tuple[str, str]]]] = []
+        places = {place.domain: place for place in (*self._places, *self.rows)}
+        for domain, place in places.items():
+            of = self._data_sets.get(place.collection, place.collection)
+            names = {(of, name) for name in place.tested}
+            joint = [group for group in groups if not names.isdisjoint(group[1])]
+            groups = [group for group in groups if group not in joint]
+            held_out = [name for own, _ in joint for name in own]
+            groups.append(([*held_out, domain], names.union(*(own for _, own in joint))))
+        return [held_out for held_out, _ in groups]
+
+    @cached_property
     def domains(self) -> dict[str, str]:
-        """What is held out, by column: columns that differ in a condition share a domain."""
-        return {self.column(place): place.domain for place in self._places}
+        """The domain of each column: columns that differ in a condition, or overlap, share one."""
+        first = {name: group[0] for group in self.shared for name in group}
+        return {self.column(place): first[place.domain] for place in self._places}
 
     @cached_property
     def collections(self) -> dict[str, str]:
         """The data set of each domain, in a plan over several."""
-        return {place.domain: place.collection for place in self._places if place.collection}
+        return {
+            self.domains[self.column(place)]: self._data_sets.get(
+                place.collection, place.collection
+            )
+            for place in self._places
+            if place.collection
+        }
 
-    def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
+    def margins(self, rule: SelectionRule | str, base: str = "") -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.
 
         Their p-values are corrected for the number of methods.
@@ -314,13 +363,13 @@ class Results:
     def margin_frame(self, base: str = "") -> "DataFrame":
         """Returns :meth:`margins` at every budget by the default rule, a row for each method.
 
-        Columns: ``budget``; ``method`` and ``other``; ``difference`` (shares from 0 to 1, the mean
-        over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, see
-        :attr:`Margin.detectable`; ``p`` and ``p_holm``, as it is and corrected for the number of
-        methods; ``domains``, their number; ``seeds_low``, ``seeds_high`` and ``seeds``, the same
-        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain; in a plan
-        over several data sets ``data_sets_mean``, ``_low``, ``_high`` and ``_count``, over data
-        sets, each the mean of its domains.
+        Columns: ``budget``; ``rule``, by which rounds were chosen; ``method`` and ``other``;
+        ``difference`` (shares from 0 to 1, the mean over domains); ``low`` and ``high``, the 95 %
+        interval over domains; ``detectable``, see :attr:`Margin.detectable`; ``p`` and ``p_holm``,
+        as it is and corrected for the number of methods; ``domains``, their number; ``seeds_low``,
+        ``seeds_high`` and ``seeds``, the same over seeds on these domains; ``difference_DOMAIN``,
+        the difference on each domain; in a plan over several data sets ``data_sets_mean``,
+        ``_low``, ``_high`` and ``_count``, over data sets, each the mean of its domains.
 
         Args:
             base: the method that all others are set beside; each one's best other method if empty.
@@ -336,14 +385,15 @@ class Results:
         rows = []
         for budget in self.budgets or (None,):
             results = self if budget is None else self.at(budget)
-            for method, margin in results.margins(results.default_rule, base).items():
+            rule = results.default_rule
+            for method, margin in results.margins(rule, base).items():
                 over, seeds = margin.domains, margin.seeds
                 ends = (over.low, over.high, margin.detectable, over.p, margin.p, over.count)
                 also = (seeds.low, seeds.high, seeds.count, *map(margin.by_domain.get, domains))
                 sets = margin.collections
                 over_sets = (sets.mean, sets.low, sets.high, sets.count)
                 also += over_sets if self.collections else ()
-                rows.append((budget, method, margin.other, margin.mean, *ends, *also))
+                rows.append((budget, rule.name, method, margin.other, margin.mean, *ends, *also))
         columns = [*_OF_MARGINS, *(f"difference_{name}" for name in domains)]
         columns += _OVER_DATA_SETS if self.collections else []
         return DataFrame(rows, columns=columns).astype({BUDGET: "Int64"})
@@ -441,7 +491,7 @@ def results_of(folders: Sequence[Path]) -> Results:
         flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
-    conditions = _data_sets(others)
+    conditions, notices = _data_sets(others), list[Diagnostic]()
     if len(set(labels)) == 1:
         labels = _told_apart(labels, others)
     else:
@@ -449,6 +499,7 @@ def results_of(folders: Sequence[Path]) -> Results:
         axes = dict.fromkeys(axis for group in alike for axis in differing(group))
         for condition, fields in zip(conditions, others):
             condition |= {axis: fields.get(axis, "") for axis in axes}
+        notices += _about_tasks(complete, others, axes)
     held_out = ["+".join(run.held_out(TEST)) or "as split" for run in complete]
     validated = ["+".join(run.held_out(VAL)) for run in complete]
     ways = grouped(zip(held_out, validated))
@@ -474,7 +525,32 @@ def results_of(folders: Sequence[Path]) -> Results:
             rows[at] = row.model_copy(update={"method": f"{row.method} ({folder})"})
     name = f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
-    return Results(name=name, title=name, rows=rows, open=incomplete)
+    return Results(name=name, title=name, rows=rows, open=incomplete, notices=notices)
+
+
+def _about_tasks(
+    runs: Sequence[Run], settings: Sequence[Mapping[str, str]], axes: Iterable[str]
+) -> Iterator[Diagnostic]:
+    """Reports settings of the task itself that differ between methods, so that none has a column.
+
+    A method of one round trains in its own way.
+    """
+    tasks = [
+        {
+            name: value
+            for name, value in fields.items()
+            if name.startswith(_OF_A_TASK) and not (run.has_one_round and "train." in name)
+        }
+        for run, fields in zip(runs, settings)
+    ]
+    values = grouped((name, value) for task in tasks for name, value in task.items())
+    unlike = [name for name, own in values.items() if len({*own}) > 1 and name not in {*axes}]
+    if unlike:
+        text = (
+            f"Methods were not given the same task: {first_names(unlike)} "
+            f"{'differs' if len(unlike) == 1 else 'differ'} between them."
+        )
+        yield warning("unlike-tasks", text, "Compare runs that differ in the method alone.")
 
 
 def _told_apart(labels: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
@@ -567,14 +643,45 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     return [(one.code, one.severity) for one in diagnostics if one.code != UNSTEADY]
 
 
+def about_provenance(results: Results) -> Iterator[Diagnostic]:
+    """Reports columns whose results are of different images or precisions, where recorded."""
+    if unlike := _unlike(results, lambda row: row.images_hash):
+        column, methods = next(iter(unlike.items()))
+        text = (
+            f"Compared on different images in {counted(len(unlike), 'column')}, as "
+            f"{' / '.join(methods.values())} in {column}: part of a difference may be theirs."
+        )
+        yield warning("different-images", text, "Run those of the earlier images again.")
+    if unlike := _unlike(results, lambda row: row.precision):
+        column, methods = next(iter(unlike.items()))
+        apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
+        text = f"Computed in several precisions, as {apart} in {column}."
+        yield note("several-precisions", text)
+
+
+def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
+    """Returns the methods by a recorded value, for each column that has several such values."""
+    columns = grouped((results.column(row), (of(row), row.method)) for row in results.rows)
+    values = {
+        column: grouped(pair for pair in dict.fromkeys(pairs) if pair[0])
+        for column, pairs in columns.items()
+    }
+    return {
+        column: {value: first_names(methods, 3) for value, methods in own.items()}
+        for column, own in values.items()
+        if len(own) > 1
+    }
+
+
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
-    """Reports runs that ended before they reached their budget of images."""
+    """Reports runs whose last round ended before their budget of images, or far beyond it."""
     seen = [
-        (sum(of.images for of in row.run.rounds), row.budget)
+        (number.images, row.budget, row.run.has_one_round if row.run else number.round == 1)
         for row in results.rows
-        if row.run is not None and row.budget is not None and not row.run.has_one_round
-    ]
-    below = [(images, budget) for images, budget in seen if images < budget]
+        for number in row.table.where(rule=FINAL.name).rows[:1]
+        if row.budget is not None and number.images is not None
+    ]  # of a file, one round is taken for a method's only one
+    below = [(images, budget) for images, budget, once in seen if images < budget and not once]
     if below:
         images, budget = min(below)
         text = (
@@ -583,6 +690,14 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
             "round is used."
         )
         yield warning("budget-not-reached", text)
+    beyond = [(images / budget, budget) for images, budget, _ in seen if images > 1.1 * budget]
+    if beyond:
+        times, budget = max(beyond)
+        text = (
+            f"{counted(len(beyond), 'result')} took more images than their budget, up to "
+            f"{times:.1f} times {short(budget)}: whole rounds count, and methods' may differ."
+        )
+        yield note("budget-exceeded", text, "Compare at larger budgets, or in shorter rounds.")
 
 
 def about_lead(results: Results) -> Iterator[Diagnostic]:

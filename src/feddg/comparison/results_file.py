@@ -53,6 +53,7 @@ _ROUNDED = ("value", "bytes", "seconds")
 WAIT = 60.0
 """Seconds after which another process writing the same file is assumed to hang."""
 HELD_OUT = "held out"
+PRECISIONS = ("float32", "bfloat16")
 
 # What a result was made with: its images and the files that its experiment names, as hashes.
 #
@@ -89,6 +90,15 @@ def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
 @lru_cache(maxsize=16)
 def _digest(weights: str, seen: Stamp) -> str:
     return str(weights_digest(weights))
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(images: str) -> str:
+    """Returns the hash of what ``images.json`` holds, read once for all runs on the same images."""
+    try:
+        return ImagesFile.model_validate_json(images).fingerprint()
+    except ValidationError:
+        return ""
 
 
 Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
@@ -165,6 +175,28 @@ class ResultRow(BaseModel):
     def collection(self) -> str:
         """The data set's name in a plan over several; otherwise empty."""
         return self.conditions.get(DATA, "")
+
+    @property
+    def tested(self) -> list[str]:
+        """The held-out test domains; without its run, a name with a ``+`` is read as several."""
+        if self.run is not None:
+            return [plain_text(name) for name in self.run.held_out(TEST)]
+        return self.held_out.partition(VALIDATED_ON)[0].split("+")
+
+    @cached_property
+    def images_hash(self) -> str:
+        """A hash of its images; empty if none is recorded."""
+        if self.run is None or _IMAGES in self.hashes:
+            return self.hashes.get(_IMAGES, "")
+        file = self.run.folder / IMAGES
+        return _fingerprint(read_text(file)) if is_file(file) else ""
+
+    @property
+    def precision(self) -> str:
+        """The precision it was computed in; empty if it is not recorded."""
+        if self.run is not None:
+            return str(self.run.environment.get("precision") or "")
+        return next((part for part in self.machine.split(", ") if part in PRECISIONS), "")
 
     @property
     def heading(self) -> str:

@@ -57,7 +57,7 @@ def comparison_page(results: Results) -> Page:
         Section("Runs", [table_from("runs", results=results)], folded=True),
     ]
     verdict = tables.conclusion(results)
-    known = tables.about_results(results)
+    known = tables.about_results(every)
     notices = notices_of(known)
     if not is_fit:
         also = [Fold("Also to know", [Prose(str(note)) for note in known])] if known else []

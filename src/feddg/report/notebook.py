@@ -77,7 +77,7 @@ def _comparison(comparison: Comparison) -> str:
     return _page(
         title=title,
         lead=lead,
-        notices=[*failed, *map(str, about_results(results))],
+        notices=[*failed, *map(str, about_results(comparison.results))],
         tables=main_tables(comparison.results),
         curves=learning_curves(results) if results.rows else None,
         report=comparison.report,

@@ -5,7 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from feddg.comparison.plan import DATA
-from feddg.comparison.results import Results, about_budgets, about_lead, about_method
+from feddg.comparison.results import (
+    Results,
+    about_budgets,
+    about_lead,
+    about_method,
+    about_provenance,
+)
 from feddg.comparison.statistics import (
     LEAST,
     Accuracies,
@@ -406,8 +412,9 @@ def lead_of(every: Results) -> str:
     return f"{budget_words(every)}{conclusion(every.at_largest)}"
 
 
-def about_results(results: Results) -> list[Diagnostic]:
-    """Returns the caveats about the numbers, the gravest first."""
+def about_results(every: Results) -> list[Diagnostic]:
+    """Returns the caveats about the numbers at the largest budget, the gravest first."""
+    results = every.at_largest
     findings = grouped(
         ((code, severity), (where, spelled(method)))
         for method in results.methods
@@ -415,12 +422,17 @@ def about_results(results: Results) -> list[Diagnostic]:
         # Where no method is fit, that says the gravest of all of them.
         if results.no_method_fit is None or severity != "warning" or code in OF_SETTINGS
     )
-    diagnostics = []
+    diagnostics = [*results.notices]
     for (code, severity), places in findings.items():
         where = ", ".join(f"{listed(names)}{runs}" for runs, names in grouped(places).items())
         text = f"{capital(IN_WORDS.get(code, code.replace('-', ' ')))}: {where}."
         diagnostics.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
-    diagnostics += about_budgets(results)
+    if shared := [group for group in results.shared if len(group) > 1]:
+        groups = "; ".join(" / ".join(map(readable, group)) for group in shared)
+        text = f"Counted as one domain, since they share test images: {groups}."
+        diagnostics.append(note("shared-test-images", text))
+    diagnostics += about_provenance(results)
+    diagnostics += about_budgets(every)
     diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."

@@ -62,7 +62,7 @@ def print_comparison(done: Comparison) -> None:
         print_table(console, table)
     if results.rows:
         print_line(console, lead_of(done.results))
-    known = about_results(results)
+    known = about_results(done.results)
     for diagnostic in known[:MOST_NOTES]:
         print_diagnostic(console, diagnostic)
     if (further := len(known) - MOST_NOTES) > 0:

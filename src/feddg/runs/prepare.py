@@ -65,7 +65,7 @@ from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
 from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warn, warning
-from feddg.errors import ExperimentError, first_names, nearest
+from feddg.errors import ExperimentError, FeddgError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.decision import Decision
 from feddg.experiment import Experiment
@@ -503,7 +503,15 @@ def is_split(experiment: Experiment, table: ImageTable) -> bool:
     if table.split is None:
         return False
     named = DATA_SETS.find(data.source).domains
-    return not _in_domain(table) or (data.own_split and not named)
+    return data.own_split and not (named and _in_domain(table))
+
+
+def own_split_holds_out(data: DataSettings) -> bool:
+    """Whether the data set's own split holds domains out; False if the images are not here."""
+    with suppress(FeddgError, OSError):
+        table = load_images_of(data)
+        return table.split is not None and not _in_domain(table)
+    return False
 
 
 def _in_domain(table: ImageTable) -> bool:
