@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -335,16 +335,29 @@ class Images(Clients):
             len(self.table.class_names),
         )
 
+    def owners(self, role: str) -> numpy.ndarray:
+        """Returns the client of each image of an in-domain role; -1 if it is nobody's."""
+        if role == "train":
+            return self.partition.owners
+        rows = getattr(self.splits, role)
+        owners = numpy.full(len(rows), -1)
+        for client, places in enumerate(self._dealt(rows)):
+            owners[places] = client
+        return owners
+
     @cached_property
     def _validation(self) -> list[numpy.ndarray]:
         """Each client's own in-domain validation images."""
+        return self._dealt(self.splits.id_val)
+
+    def _dealt(self, rows: numpy.ndarray) -> list[numpy.ndarray]:
+        """Returns each client's places among further in-domain rows."""
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
-            return held_alike(holders[self.splits.train], holders[self.splits.id_val])
-        domains = self.table.domains[self.splits.id_val]
+            return held_alike(holders[self.splits.train], holders[rows])
+        domains = self.table.domains[rows]
         if self.units is not None:
-            units = self.units[self.splits.id_val]
-            return further_units(self.partition, units, domains, self.seed)
+            return further_units(self.partition, self.units[rows], domains, self.seed)
         return partitioned_alike(self.partition, domains, self.seed)
 
 
@@ -589,13 +602,24 @@ def about_settings(
     ]
 
 
-def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
+def build_evaluation(
+    experiment: Experiment, images: Images, worker: Worker, forgotten: Collection[int] = ()
+) -> Evaluation:
     """Returns the evaluation of the global model after a round.
+
+    Args:
+        experiment: the experiment.
+        images: its images.
+        worker: computes.
+        forgotten: clients that withdrew; none of their images measures anything.
 
     Raises:
         ExperimentError: the class to decide about is unknown, or nothing can choose its threshold.
     """
     rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
+    if forgotten:
+        for role in ("id_val", "id_test"):
+            rows[role] = rows[role][~numpy.isin(images.owners(role), [*forgotten])]
     decision = decision_of(experiment.evaluate, images.table.class_names)
     if decision is not None and not len(images.splits.id_val):
         raise ExperimentError(
