@@ -420,8 +420,10 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
             "are none; set data.id_val above 0 (FedIG: 0.2)"
         )
     steps = None
-    if method_class(experiment.method.name).gathers_images:
-        steps = _steps_of_a_round(experiment, share)
+    method = method_class(experiment.method.name)
+    if method.gathers_images:
+        # A method of one round passes over its images once, however many steps that takes.
+        steps = None if method.one_round else _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
     seed = experiment.seed
     return Images(*loaded[:3], splits, share, seed, steps, natural, units, loaded.contents)
