@@ -22,7 +22,7 @@ from feddg.clients.threads import (
     training_memory,
 )
 from feddg.data.augment import NONE, AugmentSettings
-from feddg.diagnostics import Progress, silent, warn
+from feddg.diagnostics import Progress, emit, note, silent, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Outputs, Score, mean_score
 from feddg.federation import averages
@@ -34,6 +34,7 @@ from feddg.federation.transport import Ledger, Transport
 from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method
+from feddg.methods.ridge import of_no_sum
 from feddg.models.backbones import FEATURES, build_network, is_own
 from feddg.models.convolutions import check_convolutions, use_fast_convolutions
 from feddg.models.network import Network
@@ -43,6 +44,7 @@ from feddg.models.trained import trained_by
 from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
 from feddg.records import ClientsTable, JsonFile
 from feddg.settings import ExperimentSettings
+from feddg.text import listed
 
 
 class Clients:
@@ -248,6 +250,10 @@ class Federation:
         """
         server, round = self.server, None
         if self.settings.train.head == "ridge":
+            if without := of_no_sum(self.settings):
+                text = "train.head: ridge counts every image alike: "
+                acts = "act" if len(without) > 1 else "acts"
+                emit(note("head-counts-alike", f"{text}{listed(without)} {acts} from round 1 on."))
             head, state, clients = HeadStart(self.method), server.state, [*self.transport.clients]
             round = Round(0, clients, state)
             network, settings = head.network(self.network), one_round(self.settings)
