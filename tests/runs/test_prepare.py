@@ -16,7 +16,7 @@ from feddg.api import compare
 from feddg.comparison.plan import Plan, expand_plan, plan_with_weights_at_hand
 from feddg.data.data_set import load_source
 from feddg.data.splits import ROLES
-from feddg.diagnostics import silent
+from feddg.diagnostics import collected, silent
 from feddg.errors import DataError, WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
@@ -333,3 +333,15 @@ def test_tiles_that_a_table_of_features_names_are_not_independent(tmp_path, tile
         assert len(set(evaluation.groups[evaluation.splits["test"]].tolist())) == 4
     else:
         assert evaluation.groups is None
+
+
+@pytest.mark.parametrize(("every", "said"), [(2, False), (3, True), (20, True)])
+def test_a_choice_among_one_model_is_said(every: int, said: bool, tmp_path: Path) -> None:
+    data = {"source": "digits", "image_size": 8, "id_val": 0.1}
+    train = {"local_steps": 3, "select_every": every}
+    chosen = Experiment(data=data, hold_out="sketch", clients=2, train=train)
+    with collected() as found:
+        in_process(chosen, tmp_path)
+    text = [each.text for each in found if each.code == "selects-nothing"]
+    assert len(text) == said
+    assert all("no client takes more than 3 steps" in each for each in text)

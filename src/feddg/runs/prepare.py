@@ -75,10 +75,20 @@ from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
+from feddg.models.network import Network
+from feddg.models.normalization import about_normalization
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import IMAGENET, DataSettings, EvaluateSettings, Fields, without_effect
+from feddg.settings import (
+    IMAGENET,
+    DataSettings,
+    EvaluateSettings,
+    Fields,
+    TrainSettings,
+    without_effect,
+)
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
+from feddg.text import counted
 
 
 class Loaded(NamedTuple):
@@ -574,7 +584,7 @@ def federation_of(
     # A complete experiment, such as a stored one, does not tell what its user said.
     whole = experiment.given.keys() >= type(experiment).model_fields.keys() - {"name"}
     given = {} if whole else experiment.given
-    emit(*about_settings(experiment, given, method, zip(counts, sizes)))
+    emit(*about_settings(experiment, given, method, network, zip(counts, sizes)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
@@ -584,7 +594,11 @@ def federation_of(
 
 
 def about_settings(
-    experiment: Experiment, given: Fields, method: Method, clients: Iterable[tuple[int, int]]
+    experiment: Experiment,
+    given: Fields,
+    method: Method,
+    network: Network,
+    clients: Iterable[tuple[int, int]],
 ) -> list[Diagnostic]:
     """Returns what to say of an experiment's settings before it trains.
 
@@ -592,6 +606,7 @@ def about_settings(
         experiment: the experiment.
         given: what its user said of it.
         method: its method.
+        network: what it trains.
         clients: the number of domains and of images of each client that trains.
     """
     counts, train = [*clients], experiment.train
@@ -599,9 +614,27 @@ def about_settings(
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
+        *about_normalization(network, experiment),
+        *_chooses_nothing(method, train, (images for _, images in counts)),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
     ]
+
+
+def _chooses_nothing(
+    method: Method, train: TrainSettings, sizes: Iterable[int]
+) -> Iterator[Diagnostic]:
+    """Warns where no client takes more steps than those after which it tries its model."""
+    if train.select_every is None or method.gathers_images:
+        return
+    most = max(steps_of_round(train, images) for images in sizes)
+    if most <= train.select_every:
+        yield warning(
+            "selects-nothing",
+            f"train.select_every is {train.select_every}, and no client takes more than "
+            f"{counted(most, 'step')} in a round: each tries its last model alone, and sends it.",
+            "Lower train.select_every.",
+        )
 
 
 def build_evaluation(
