@@ -34,6 +34,7 @@ from feddg.federation.transport import Ledger, Transport
 from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method
+from feddg.methods.feddg_ga import FedDGGA
 from feddg.methods.ridge import of_no_sum
 from feddg.models.backbones import FEATURES, build_network, is_own
 from feddg.models.convolutions import check_convolutions, use_fast_convolutions
@@ -42,7 +43,7 @@ from feddg.models.precision import as_usual, autocast, choose_device, choose_pre
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import trained_by
 from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
-from feddg.records import ClientsTable, JsonFile
+from feddg.records import SWA, ClientsTable, JsonFile
 from feddg.settings import ExperimentSettings
 from feddg.text import listed
 
@@ -224,10 +225,17 @@ class Federation:
                     "sites know by their own settings alone when the learning rate falls: say "
                     f"rounds={last} where each program, and this one, makes its Federation"
                 )
-            if other:
+            ends = {
+                "the learning rate falls": other,
+                "SWA begins": self.settings.server.averaging == SWA,
+                "FedDG-GA's steps shrink": isinstance(self.method, FedDGGA),
+            }
+            early = [what for what, by_last_round in ends.items() if by_last_round]
+            if early and last != plan.rounds and (state.round or last < plan.rounds):
+                text = f"{listed(early)} as if round {last} were the last, not {plan.rounds}."
                 warn(
                     "schedule-of-this-call",
-                    f"The learning rate falls as if round {last} were the last, not {plan.rounds}.",
+                    text[0].upper() + text[1:],
                     "Call fit once, with a hook that looks after each round.",
                 )
             state.rounds = last
