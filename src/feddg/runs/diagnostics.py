@@ -40,6 +40,11 @@ SITE_FAR_BELOW: Final = "site-far-below"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
+OF_ITS_END: Final = LEARNED_NOTHING | {
+    *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE, FAR_BELOW_SEEN),
+    *(DOMAIN_AT_CHANCE, SITE_FAR_BELOW),
+}
+"""What is said of a run as it ended: of one that went on it may no longer be true."""
 CONSTANT_ANSWER: Final = "always answering the most frequent class"
 IN_WORDS: Final = {
     MAJORITY: f"no better than {CONSTANT_ANSWER}",
