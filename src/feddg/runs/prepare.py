@@ -60,6 +60,7 @@ from feddg.data.partition import (
     held_alike,
     partition,
     partitioned_alike,
+    rules_of,
 )
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
@@ -274,6 +275,8 @@ class Images(Clients):
             experiment does.
         natural: whether clients are the real holders of images, so that each has its own in-domain
             validation images.
+        by_class: whether a rule decides which classes clients hold, so that their own validation
+            images are of these, too.
         units: ``(n,)`` the group of each row in its domain, which is never split; None without.
         contents: the record of these images, for the run's folder.
     """
@@ -286,6 +289,7 @@ class Images(Clients):
     seed: int
     steps: int | None
     natural: bool
+    by_class: bool
     units: numpy.ndarray | None
     contents: ImagesFile
 
@@ -365,10 +369,13 @@ class Images(Clients):
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
             return held_alike(holders[self.splits.train], holders[rows])
-        domains = self.table.domains[rows]
+        held, cells = self.partition, self.table.domains
+        if self.by_class:  # then an image counts as one of its class in its domain
+            cells = cells * len(self.table.class_names) + self.table.labels
+            held = replace(held, domains=cells[self.splits.train])
         if self.units is not None:
-            return further_units(self.partition, self.units[rows], domains, self.seed)
-        return partitioned_alike(self.partition, domains, self.seed)
+            return further_units(held, self.units[rows], cells[rows], self.seed)
+        return partitioned_alike(held, cells[rows], self.seed)
 
 
 def images_of(federation: Federation) -> Images:
@@ -435,8 +442,9 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         # A method of one round passes over its images once, however many steps that takes.
         steps = None if method.one_round else _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    seed = experiment.seed
-    return Images(*loaded[:3], splits, share, seed, steps, natural, units, loaded.contents)
+    by_class = "labels" in rules_of(clients.partition, clients.model_dump())
+    given = (splits, share, experiment.seed, steps, natural, by_class, units)
+    return Images(*loaded[:3], *given, loaded.contents)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
