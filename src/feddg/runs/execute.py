@@ -446,7 +446,7 @@ def _run(
     withdrawn = [*so_far.forgotten, *(() if forget is None else forget[:1])]
     if withdrawn and not federation.remote:
         federation.evaluation = build_evaluation(
-            federation.settings, images_of(federation), federation.worker, withdrawn
+            experiment, images_of(federation), federation.worker, withdrawn
         )
     evaluation = federation.evaluation
     if checkpoint is not None:

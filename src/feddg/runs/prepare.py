@@ -443,8 +443,17 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         steps = None if method.one_round else _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
     by_class = "labels" in rules_of(clients.partition, clients.model_dump())
-    given = (splits, share, experiment.seed, steps, natural, by_class, units)
-    return Images(*loaded[:3], *given, loaded.contents)
+    return Images(
+        *loaded[:3],
+        splits,
+        share,
+        experiment.seed,
+        steps,
+        natural,
+        by_class,
+        units,
+        loaded.contents,
+    )
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
