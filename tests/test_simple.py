@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feddg
+from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.methods import FedAvg, Pardon
@@ -415,6 +416,36 @@ def test_a_mean_of_the_last_rounds_holds_no_earlier_ones(calls):
         fed.fit(rounds)
     held = int(fed.server.state.extras["averages/rounds/swa"])
     assert 1 <= held <= 4
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "said"),
+    [
+        ("fedavg", {"server": {"averaging": "swa"}}, "SWA begins as if round 2 were the last"),
+        ("feddg-ga", {}, "FedDG-GA's steps shrink as if round 2 were the last, not 4"),
+        (
+            "feddg-ga+randconv",
+            {"schedule": "cosine", "server": {"averaging": "swa"}},
+            "The learning rate falls, SWA begins and FedDG-GA's steps shrink as if",
+        ),
+        ("fedavg", {"server": {"averaging": "ema"}}, None),
+    ],
+)
+def test_what_depends_on_the_last_round_is_said_where_fit_is_called_in_parts(method, fields, said):
+    def heard(*calls):
+        sites = [[(torch.rand(3, 8, 8), n % 2) for n in range(4)] for _ in range(2)]
+        net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+        fed = feddg.Federation(sites, net, method, rounds=4, local_steps=1, **fields)
+        with collected() as found:
+            for rounds in calls:
+                fed.fit(rounds)
+        return [each.text for each in found if each.code == "schedule-of-this-call"]
+
+    assert not heard(4)
+    assert not heard(5)  # in one call
+    texts = heard(2, 2)
+    assert len(texts) == (said is not None)
+    assert said is None or texts[0].startswith(said)
 
 
 def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(tmp_path):

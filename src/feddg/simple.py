@@ -39,6 +39,7 @@ from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.dropout import draw_dropout_from
 from feddg.models.network import Network
+from feddg.models.normalization import about_normalization
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.prepare import Images, in_process
@@ -208,6 +209,7 @@ class Federation(federation.Federation):
             cache=cache,
             another=another,
         )
+        emit(*about_normalization(self.network, settings))
         known = self.transport.domains if self.remote else self.clients
         if len(known) == settings.clients.number:
             emit(*idle_clients(method, (domains for domains, _ in self._counts())))

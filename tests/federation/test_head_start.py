@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from feddg.api import run
+from feddg.diagnostics import collected
 from feddg.errors import ExperimentError
 from feddg.experiment import checked_settings
 from feddg.messages import Broadcast, Message
@@ -82,6 +83,15 @@ def test_the_network_is_sent_once_before_round_1(method):
     state = chosen.server.state.weights.items()
     once = sum(t.numel() * t.element_size() for name, t in state if name.startswith("featurizer."))
     assert set(featurizer_bytes(chosen.ledger).values()) == {once}
+
+
+def test_what_weighs_images_is_said_to_act_from_round_1_on():
+    for train, named in (({"class_weights": "balanced"}, ["train.class_weights acts"]), ({}, [])):
+        with collected() as found:
+            started(**train)
+        said = [each.text for each in found if each.code == "head-counts-alike"]
+        assert len(said) == len(named)
+        assert all(name in text for name, text in zip(named, said))
 
 
 def test_a_single_client_has_nobody_to_be_left_out_of():

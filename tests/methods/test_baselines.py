@@ -243,6 +243,15 @@ def test_all_images_in_one_place_is_a_plain_loop_over_them():
     assert close(small.server.state.weights, plain_loop(small, 0, [1, 2, 3]).state_dict())
 
 
+def test_images_in_one_place_are_in_the_sums_of_ridge_once():
+    """Without a number of steps: 100 steps of several clients are no whole pass over all images."""
+    experiment, gathered = partitioned(
+        clients={"number": 4}, train={"batch_size": 50}, method="centralised+ridge"
+    )
+    train = gathered.trained_by(experiment).train
+    assert (gathered.steps, train.local_steps, train.local_epochs) == (None, None, 1)
+
+
 def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
     train, data = {"rounds": 3, "batch_size": 32}, SMALL["data"] | {"image_size": 16}
     chosen = Experiment(**{**SMALL, "train": train, "data": data}, method="centralised")

@@ -121,6 +121,13 @@ def test_frozen_statistics_are_refused_by_methods_that_need_them(name):
         build_method(name, {}).check(frozen)
 
 
+@pytest.mark.parametrize("name", ["silobn", "fedig"])
+def test_batches_of_one_image_are_refused_by_methods_that_need_statistics(name):
+    single = Experiment(data="digits", hold_out="sketch", method=name, train={"batch_size": 1})
+    with pytest.raises(ExperimentError, match=r"no variance: raise train\.batch_size"):
+        build_method(name, {}).check(single)
+
+
 @pytest.mark.parametrize("name", ["fedbn", "silobn", "fedig"])
 @pytest.mark.parametrize("trainable", ["head", "lora"])
 def test_normalisation_that_nobody_trains_is_refused(name, trainable):

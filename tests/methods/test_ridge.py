@@ -508,10 +508,22 @@ def test_what_it_cannot_be_is_refused_by_field(subtests):
             checked(**fields)
 
 
-@pytest.mark.parametrize("train", [{"class_weights": "balanced"}, {"label_smoothing": 0.1}])
-def test_what_changes_a_loss_is_said_to_do_nothing(train):
-    found = build_method("ridge", {}).diagnostics(experiment(train=train))
-    assert [each.code for each in found] == ["without-effect"]
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"train": {"class_weights": "balanced"}}, "train.class_weights does nothing"),
+        ({"train": {"label_smoothing": 0.1}}, "train.label_smoothing does nothing"),
+        ({"server": {"weighting": "uniform"}}, "server.weighting does nothing"),
+        (
+            {"train": {"label_smoothing": 0.1}, "server": {"weighting": "uniform"}},
+            "train.label_smoothing and server.weighting do nothing",
+        ),
+    ],
+)
+def test_what_weighs_images_or_clients_is_said_to_do_nothing(fields, named):
+    (found,) = build_method("ridge", {}).diagnostics(experiment(**fields))
+    assert (found.code, found.severity) == ("without-effect", "warning")
+    assert found.text.startswith(named)
     assert not build_method("ridge", {}).diagnostics(experiment())
 
 

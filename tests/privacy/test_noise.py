@@ -77,6 +77,26 @@ def test_whether_training_failed_does_not_show_under_clipping(monkeypatch):
     assert isinstance(update, Update)
 
 
+def test_a_client_whose_training_failed_once_goes_on_from_what_it_kept_before(monkeypatch):
+    plain = Client.task_loss
+
+    def failing(client, outputs, targets):
+        return plain(client, outputs, targets) * (math.nan if client.round == 2 else 1)
+
+    monkeypatch.setattr(Client, "task_loss", failing)
+    train = TrainSettings(rounds=3, batch_size=4, optimizer="adam", keep_optimizer=True)
+    small = federation(privacy={"clipping": "fixed"}, freeze=True, train=train, sizes=(8, 8))
+    small.server.setup()
+    small.server.round()
+    kept, sent = dict(small.transport.memories[1]), small.server.state.weights
+    small.server.round()
+    assert kept
+    assert same(small.transport.memories[1], kept)
+    assert same(small.server.state.weights, sent)
+    small.server.round()
+    assert not same(small.server.state.weights, sent)
+
+
 @pytest.mark.parametrize("norm", [0.01, 3.0, 1e6])
 def test_it_clips_as_flowers_own_adaptive_clipping_does(norm):
     theirs = pytest.importorskip("flwr.supercore.differential_privacy")

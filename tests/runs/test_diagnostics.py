@@ -41,9 +41,11 @@ from feddg.runs.diagnostics import (
     about_training,
     causes_of_failure,
     fluctuation,
+    lower_rate,
     mean_of_shares,
     result_sentence_of,
     split_accuracy,
+    usual_rate,
     wilson,
 )
 from feddg.runs.reading import read_run
@@ -366,6 +368,12 @@ def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
     assert rising == [("too high a learning rate", ("--lr", "1e-05"))]
 
 
+def test_of_losses_that_nobody_sent_nothing_is_said(tmp_path):
+    run = read_run(FolderMaker(tmp_path / "run", rounds=6, planned=6).write())
+    vars(run)["rounds"] = [row.model_copy(update={"terms": {}}) for row in run.rounds]
+    assert causes_of_failure(run)[0].text == "too few rounds (only 6 rounds)"
+
+
 class Fallen(FolderMaker):
     """Training makes 22 % of 47 %, then recovers a little, while its loss falls."""
 
@@ -607,6 +615,25 @@ def test_a_learning_rate_that_is_too_large_is_named(tmp_path, rate, loss, said):
     assert found[0].code == TOO_LARGE
     assert found[0].text.endswith(said)
     assert found[0].advice == f"Lower train.lr: --lr {1e-3 if rate > 1 else 3e-6:g}."
+
+
+def test_a_loss_that_is_a_sum_over_images_is_no_sign_of_a_large_rate(tmp_path):
+    maker = Astray(tmp_path / "run")
+    maker.rate, maker.loss = 3e-5, 32 * math.log(3)
+    run = read_run(maker.write())
+    assert [one.code for one in about_rate(run)] == [TOO_LARGE]
+    run.settings["method"] = {"name": "afl", "settings": {"afl_over": "domains"}}
+    assert not [*about_rate(run)]
+
+
+def test_the_presets_rate_is_for_its_optimizer_alone(tmp_path):
+    maker = Astray(tmp_path / "run")
+    maker.rate, maker.loss = 100.0, 1e9
+    run = read_run(maker.write())
+    assert usual_rate(run) == 1e-3  # SGD
+    run.settings["train"] = run.settings["train"] | {"optimizer": "adam", "lr": 0.1}
+    assert usual_rate(run) is None
+    assert lower_rate(run) == pytest.approx(0.01)
 
 
 def test_of_a_model_that_learned_no_rate_is_named(tmp_path):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from feddg.api import resume, run
 from feddg.clients.threads import threads
+from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.federation.server import Server
@@ -194,6 +195,23 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, train, undisturbed, tmp_pa
         clean = [_timeless(row) for row in read_rows(whole.folder / name)]
         assert [_timeless(row) for row in read_rows(done.folder / name)] == clean
     assert read_rows(done.folder / "ledger.jsonl") == read_rows(whole.folder / "ledger.jsonl")
+
+
+def test_what_was_said_before_a_resume_stays_said_once_but_for_what_its_end_was(tmp_path, cache):
+    class Warns(Interrupt):
+        def round(self, row):
+            warn("of-a-round", "said before")
+            warn("still-rising", "of numbers that others follow")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment(method="pardon"), tmp_path, observer=Warns(2), cache=cache)
+    folder = tmp_path / experiment(method="pardon").label
+    first = read_run(folder).summary.diagnostics
+    assert {"of-a-round", "still-rising"} <= {one.code for one in first}
+    done = resume(folder, cache=cache).summary.diagnostics
+    assert [one.text for one in done if one.code == "of-a-round"] == ["said before"]
+    assert "of numbers that others follow" not in [one.text for one in done]
+    assert len(done) == len(set(done))
 
 
 def test_a_checkpoint_is_written_beside_the_next_round_and_ctrl_c_waits_for_it(

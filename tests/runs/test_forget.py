@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 import feddg
+from feddg.diagnostics import silent
 from feddg.errors import ExperimentError, RunError
+from feddg.experiment import load_stored
 from feddg.methods.ridge import Ridge
-from feddg.runs.execute import forget, is_complete
+from feddg.prediction.evaluate import decide, evaluate_run
+from feddg.runs.execute import OOD_SCORE, EnergyThresholds, forget, is_complete
 from feddg.runs.folder import kept_weights
+from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_run
 from feddg.runs.table import EMA_MEAN, FINAL
 
@@ -143,3 +147,36 @@ def test_sums_of_images_that_are_drawn_anew_are_not_subtracted(tmp_path, more):
     with pytest.raises(RunError, match="anew in every round"):
         forget(run.folder, 1)
     assert is_complete(run.folder)
+
+
+def test_none_of_its_images_chooses_or_measures(tmp_path):
+    """Thresholds and in-domain accuracies are of the sites that stay, also when asked for later."""
+    table = table_of(tmp_path / "table.csv")
+    data = ABOUT["data"] | {"root": str(table), "id_val": 0.2, "id_test": 0.2}
+    evaluate = {"decision": "c1"}
+    run = feddg.run(
+        out=tmp_path / "runs", method="ridge", **ABOUT | {"data": data, "evaluate": evaluate}
+    )
+    experiment = load_stored(run.folder / "experiment.yaml")
+    images = load_images(experiment, tmp_path / "cache", silent)
+    client = sorted(SITES).index("south")
+    staying = {role: int((images.owners(role) != client).sum()) for role in ("id_val", "id_test")}
+    everyone = {role: len(images.owners(role)) for role in staying}
+    assert all(staying[role] < everyone[role] for role in staying)
+
+    def measured():
+        """The images behind accuracies, the decision's threshold and the one on energies."""
+        rows = {(row.split, row.domain): row.examples for row in read_run(run.folder).table.rows}
+        counts = {role: sum(n for at, n in rows.items() if at[0] == role) for role in staying}
+        decided = read_run(run.folder).details.decision.rows
+        return counts, sum(row.images for row in decided if row.split == "id_val")
+
+    assert measured() == (everyone, everyone["id_val"])
+    forget(run.folder, client)
+    energies = EnergyThresholds.read(run.folder / OOD_SCORE).models.values()
+    assert staying["id_val"] in {row.images for row in energies}
+    assert measured() == (staying, staying["id_val"])
+    decide(run.folder)
+    assert measured() == (staying, staying["id_val"])
+    scores = evaluate_run(run.folder, ["global"]).scores
+    assert sum(row.examples for row in scores if row.split == "id_val") == staying["id_val"]

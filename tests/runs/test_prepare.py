@@ -7,6 +7,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -15,14 +16,15 @@ from torch.nn.functional import cross_entropy
 from feddg.api import compare
 from feddg.comparison.plan import Plan, expand_plan, plan_with_weights_at_hand
 from feddg.data.data_set import load_source
+from feddg.data.partition import partitioned_alike
 from feddg.data.splits import ROLES
-from feddg.diagnostics import silent
+from feddg.diagnostics import collected, silent
 from feddg.errors import DataError, WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
 from feddg.runs import beforehand
 from feddg.runs.beforehand import forecast, with_names_of_domains, with_weights_at_hand
-from feddg.runs.prepare import give_memory_back, in_process, load_images
+from feddg.runs.prepare import Images, give_memory_back, in_process, load_images
 from federations import federation
 from image_folders import noise
 
@@ -336,3 +338,42 @@ def test_tiles_that_a_table_of_features_names_are_not_independent(tmp_path, tile
         assert len(set(evaluation.groups[evaluation.splits["test"]].tolist())) == 4
     else:
         assert evaluation.groups is None
+
+
+@pytest.mark.parametrize(("every", "said"), [(2, False), (3, True), (20, True)])
+def test_a_choice_among_one_model_is_said(every: int, said: bool, tmp_path: Path) -> None:
+    data = {"source": "digits", "image_size": 8, "id_val": 0.1}
+    train = {"local_steps": 3, "select_every": every}
+    chosen = Experiment(data=data, hold_out="sketch", clients=2, train=train)
+    with collected() as found:
+        in_process(chosen, tmp_path)
+    text = [each.text for each in found if each.code == "selects-nothing"]
+    assert len(text) == said
+    assert all("no client takes more than 3 steps" in each for each in text)
+
+
+def test_clients_of_a_few_classes_choose_by_images_of_these(tmp_path: Path) -> None:
+    def dealt(**clients: object) -> Images:
+        data = {"source": "digits", "image_size": 8, "id_val": 0.2}
+        clients = {"number": 10, "partition": "domain", **clients}
+        return load_images(
+            Experiment(data=data, hold_out="sketch", clients=clients), tmp_path, silent
+        )
+
+    def classes_of_both(images: Images) -> list[tuple[set[int], set[int]]]:
+        both = ((one.labels, one.validation.labels) for one in images)
+        return [(set(a.tolist()), set(b.tolist())) for a, b in both]
+
+    images = dealt(shards=2)
+    for held, validated in classes_of_both(images):
+        assert validated
+        assert validated <= held
+        assert len(held) < 10
+    dealt_once = numpy.concatenate([one.validation.rows.numpy() for one in images])
+    assert sorted(dealt_once.tolist()) == sorted(images.splits.id_val.tolist())
+    # Without such a rule as ever, by domain alone.
+    plain = dealt()
+    domains = plain.table.domains[plain.splits.id_val]
+    expected = partitioned_alike(plain.partition, domains, plain.seed)
+    for one, places in zip(plain, expected):
+        assert one.validation.rows.tolist() == plain.splits.id_val[places].tolist()

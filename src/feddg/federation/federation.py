@@ -22,7 +22,7 @@ from feddg.clients.threads import (
     training_memory,
 )
 from feddg.data.augment import NONE, AugmentSettings
-from feddg.diagnostics import Progress, silent, warn
+from feddg.diagnostics import Progress, emit, note, silent, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Outputs, Score, mean_score
 from feddg.federation import averages
@@ -34,6 +34,8 @@ from feddg.federation.transport import Ledger, Transport
 from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method
+from feddg.methods.feddg_ga import FedDGGA
+from feddg.methods.ridge import of_no_sum
 from feddg.models.backbones import FEATURES, build_network, is_own
 from feddg.models.convolutions import check_convolutions, use_fast_convolutions
 from feddg.models.network import Network
@@ -41,8 +43,9 @@ from feddg.models.precision import as_usual, autocast, choose_device, choose_pre
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import trained_by
 from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
-from feddg.records import ClientsTable, JsonFile
+from feddg.records import SWA, ClientsTable, JsonFile
 from feddg.settings import ExperimentSettings
+from feddg.text import listed
 
 
 class Clients:
@@ -222,10 +225,17 @@ class Federation:
                     "sites know by their own settings alone when the learning rate falls: say "
                     f"rounds={last} where each program, and this one, makes its Federation"
                 )
-            if other:
+            ends = {
+                "the learning rate falls": other,
+                "SWA begins": self.settings.server.averaging == SWA,
+                "FedDG-GA's steps shrink": isinstance(self.method, FedDGGA),
+            }
+            early = [what for what, by_last_round in ends.items() if by_last_round]
+            if early and last != plan.rounds and (state.round or last < plan.rounds):
+                text = f"{listed(early)} as if round {last} were the last, not {plan.rounds}."
                 warn(
                     "schedule-of-this-call",
-                    f"The learning rate falls as if round {last} were the last, not {plan.rounds}.",
+                    text[0].upper() + text[1:],
                     "Call fit once, with a hook that looks after each round.",
                 )
             state.rounds = last
@@ -248,6 +258,10 @@ class Federation:
         """
         server, round = self.server, None
         if self.settings.train.head == "ridge":
+            if without := of_no_sum(self.settings):
+                text = "train.head: ridge counts every image alike: "
+                acts = "act" if len(without) > 1 else "acts"
+                emit(note("head-counts-alike", f"{text}{listed(without)} {acts} from round 1 on."))
             head, state, clients = HeadStart(self.method), server.state, [*self.transport.clients]
             round = Round(0, clients, state)
             network, settings = head.network(self.network), one_round(self.settings)

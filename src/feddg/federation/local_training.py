@@ -16,7 +16,7 @@ from feddg.clients.optim import kept_moments, take_up
 from feddg.clients.threads import threads
 from feddg.errors import ClientError, Diverged
 from feddg.federation.head_start import HeadStart
-from feddg.messages import Message, Update, Weights, copied, copy_all, not_finite
+from feddg.messages import Message, Update, Weights, copied, copy_all, first_fault, not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.dropout import draw_dropout_from
 from feddg.models.precision import as_usual
@@ -202,7 +202,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if (head := _head_start(client, method)) is not None:
         with _at_rest(client):
             return head.update(client)
-    started = time.perf_counter()
+    started, before = time.perf_counter(), dict(client.memory)
     with _local_work(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
         client.set_training()
@@ -237,6 +237,8 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if not any(defence.clips for defence in defences.defences):
         change = moving({} if defences.defences else state, client.received)
         terms, (spoiled, far) = client.mean_terms(not_finite(client.memory), change)
+    elif first_fault([not_finite(client.memory)]) is not None:
+        client.memory = before  # no failure may show, nor may it spoil the rounds to come
     if spoiled is not None:
         raise Diverged(
             f"{spoiled!r} became infinite or NaN in round {client.round}; "

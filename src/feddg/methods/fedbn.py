@@ -93,7 +93,7 @@ class SiloBN(OwnNormalization):
         The paper estimates an unseen centre's statistics from that centre's own images; ours uses
         the average of the clients', as for FedBN, so that prediction needs no target images
         (inference). With frozen statistics the method would be FedAvg: its preset trains them, and
-        an experiment that freezes them is refused.
+        an experiment that freezes them, or has batches of one image, is refused.
     """
 
     name = "silobn"
@@ -109,6 +109,11 @@ class SiloBN(OwnNormalization):
             raise ExperimentError(
                 f"{self.name} needs the clients' own normalisation statistics, and this experiment "
                 "freezes them: set model.normalization to train"
+            )
+        if experiment.train.batch_size == 1:
+            raise ExperimentError(
+                f"{self.name} needs the clients' own normalisation statistics, and one image has "
+                "no variance: raise train.batch_size (it is 1)"
             )
 
     def is_local(self, name: str, module: nn.Module) -> bool:

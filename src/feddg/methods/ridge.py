@@ -101,6 +101,7 @@ from feddg.models.closed_form import (
 from feddg.models.network import Network
 from feddg.rng import add_noise
 from feddg.settings import ExperimentSettings, NotNegative, Positive
+from feddg.text import listed
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"
@@ -173,6 +174,17 @@ class RidgeClassifier(nn.Module):
         if self.clip is not None:
             embeddings = clipped(embeddings, self.clip)
         return linear(embeddings, self.weight, self.bias)
+
+
+def of_no_sum(settings: ExperimentSettings) -> list[str]:
+    """Returns the settings that weigh images or clients, which sums over images do not know."""
+    train = settings.train
+    weighs = {
+        "train.class_weights": train.class_weights != "none",
+        "train.label_smoothing": train.label_smoothing > 0,
+        "server.weighting": settings.server.weighting != "examples",
+    }
+    return [field for field, chosen in weighs.items() if chosen]
 
 
 @register
@@ -276,14 +288,12 @@ class Ridge(Method):
             )
 
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
-        """Warns of what changes a loss."""
-        others, train = super().diagnostics(experiment), experiment.train
-        if train.class_weights == "none" and not train.label_smoothing:
+        """Warns of what weighs images or clients."""
+        others, without = super().diagnostics(experiment), of_no_sum(experiment)
+        if not without:
             return others
-        text = (
-            "Ridge has no loss that train.class_weights or train.label_smoothing could change: "
-            "every image counts alike."
-        )
+        verb = "do" if len(without) > 1 else "does"
+        text = f"{listed(without)} {verb} nothing: in the sums of ridge every image counts alike."
         return (*others, warning("without-effect", text))
 
     # At a client

@@ -105,7 +105,7 @@ def evaluate_run(
     asked = [*(name for name in wanted if name not in refused), *([OWN] if personal else [])]
     missing = [name for name in asked if name not in measured]
     if missing:
-        evaluation, _ = _evaluation(trained, batch_size, cache, progress)
+        evaluation, _ = _evaluation(path, trained, batch_size, cache, progress)
     for name in missing:
         scores: Iterable[tuple[int | None, Score]] = (
             _personal_scores(path, trained, evaluation)
@@ -185,7 +185,8 @@ def decide_run(
         settings = EvaluateSettings(**given)
     settings = own.model_copy(update=settings.model_dump(include={*OF_DECISION}))
     asked = trained.experiment.model_copy(update={"evaluate": settings})
-    evaluation, _ = _evaluation(replace(trained, experiment=asked), batch_size, cache, progress)
+    trained = replace(trained, experiment=asked)
+    evaluation, _ = _evaluation(path, trained, batch_size, cache, progress)
     outputs: list[Outputs] = []
     replace(evaluation, decision=None).scores(trained.predictor(), outputs)
     with RunFolder(path) as open_folder:
@@ -212,12 +213,13 @@ def _opened(
 
 
 def _evaluation(
-    trained: Trained, batch_size: int | None, cache: Path, progress: Progress
+    path: Path, trained: Trained, batch_size: int | None, cache: Path, progress: Progress
 ) -> tuple[Evaluation, Images]:
     """Returns the evaluation of a model, and its images."""
     images = load_images(trained.experiment, cache, progress)
     worker = build_worker(trained.network, trained.experiment)
-    evaluation = build_evaluation(trained.experiment, images, worker)
+    forgotten = read_run(path).forgotten
+    evaluation = build_evaluation(trained.experiment, images, worker, forgotten)
     if batch_size is not None:
         evaluation = replace(evaluation, batch_size=batch_size)
     return evaluation, images
@@ -300,7 +302,7 @@ def write_image_results(
     """
     arrow = parquet("leave out --predictions")
     path, trained, cache = _opened(folder, which, device, cache)
-    evaluation, images = _evaluation(trained, batch_size, cache, progress)
+    evaluation, images = _evaluation(path, trained, batch_size, cache, progress)
     contents = ImagesFile.read(path / IMAGES) or images.contents
     about = {
         "format": _FORMAT,

@@ -315,11 +315,7 @@ def _part(
 
 def _owners(images: Images) -> numpy.ndarray:
     """Returns the client of each training and validation image; -1 if it is nobody's."""
-    validation = numpy.full(len(images.splits.id_val), -1)
-    for client in range(len(images)):
-        if (examples := images[client].validation) is not None:
-            validation[numpy.isin(images.splits.id_val, examples.rows)] = client
-    return numpy.concatenate([images.partition.owners, validation])
+    return numpy.concatenate([images.owners("train"), images.owners("id_val")])
 
 
 def _staying(images: Images, run: Path) -> tuple[numpy.ndarray, numpy.ndarray]:

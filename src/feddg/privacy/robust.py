@@ -14,7 +14,7 @@ from torch import Tensor
 from feddg.errors import NotEnoughUpdates
 from feddg.messages import Read, Update, Weights, differences, on_host, read
 from feddg.methods.base import Round
-from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
+from feddg.privacy.defence import AGGREGATION, EXTRAS, LOCAL, Defence, register
 from feddg.settings import Positive, Settings
 
 log = logging.getLogger("feddg")
@@ -170,7 +170,10 @@ class Krum(Defence):
     name = "krum"
     summary = "uses only updates that lie close together; multi-Krum too (Blanchard et al. 2017)"
     Settings = KrumSettings
-    breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and Krum leaves some out"}
+    breaks: ClassVar[dict[str, str]] = {
+        AGGREGATION: "and Krum leaves some out",
+        LOCAL: "whose mean a new domain gets, and Krum does not look at them",
+    }
     aggregates = True
 
     @property
@@ -324,7 +327,10 @@ class NormBounding(Defence):
     summary = "the server shortens long changes (Sun et al. 2019)"
     Settings = NormBoundingSettings
     sees_updates = True
-    breaks: ClassVar[dict[str, str]] = {EXTRAS: "which a bound on the weights does not bound"}
+    breaks: ClassVar[dict[str, str]] = {
+        EXTRAS: "which a bound on the weights does not bound",
+        LOCAL: "whose mean a new domain gets, and this bound does not hold for them",
+    }
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields every update, shortened if it is too long."""

@@ -40,6 +40,11 @@ SITE_FAR_BELOW: Final = "site-far-below"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
+OF_ITS_END: Final = LEARNED_NOTHING | {
+    *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE, FAR_BELOW_SEEN),
+    *(DOMAIN_AT_CHANCE, SITE_FAR_BELOW),
+}
+"""What is said of a run as it ended: of one that went on it may no longer be true."""
 CONSTANT_ANSWER: Final = "always answering the most frequent class"
 IN_WORDS: Final = {
     MAJORITY: f"no better than {CONSTANT_ANSWER}",
@@ -473,12 +478,14 @@ class Cause(NamedTuple):
 
 
 def usual_rate(run: Run) -> float | None:
-    """Returns the learning rate of the presets; None if unknown."""
+    """Returns the learning rate of the presets; None if unknown, or for another optimizer."""
+    said = run.settings.get("train") or {}
+    train = {name: value for name, value in said.items() if name not in ("lr", "optimizer")}
     try:
-        train = {k: v for k, v in (run.settings.get("train") or {}).items() if k != "lr"}
-        return Experiment(**{**run.settings, "train": train}).train.lr
+        usual = Experiment(**{**run.settings, "train": train}).train
     except FeddgError:
         return None  # another version's, or of a package that is not here
+    return usual.lr if said.get("optimizer", usual.optimizer) == usual.optimizer else None
 
 
 def lower_rate(run: Run) -> float:
@@ -504,9 +511,17 @@ def _signs_of_a_large_rate(run: Run) -> str:
         signs.append(f"it is {rate:g}, where the preset has {usual:g}")
     if loss is not None and not math.isfinite(loss):
         signs.append("the training loss is not finite")
-    elif loss is not None and loss > 1.2 * guessing:  # worse than without training
+    elif loss is not None and loss > 1.2 * guessing and not _sums_its_loss(run):
+        # Worse than without training.
         signs.append(f"the training loss ended at {loss:.3g}, that of guessing is {guessing:.3g}")
     return " and ".join(signs)
+
+
+def _sums_its_loss(run: Run) -> bool:
+    """Whether a batch's loss is a sum over images, which no other batch's compares with."""
+    method = run.settings.get("method")
+    settings = method.get("settings") if isinstance(method, dict) else None
+    return (settings or {}).get("afl_over") == "domains"
 
 
 def about_rate(run: Run) -> Iterator[Diagnostic]:
@@ -536,7 +551,8 @@ def causes_of_failure(run: Run) -> list[Cause]:
     losses = [math.fsum(row.terms.values()) for row in run.rounds if row.terms]
     causes = []
     if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
-        evidence = f"the training loss was still falling after {counted(rounds, 'round')}"
+        known = "the training loss was still falling after" if len(losses) > 2 else "only"
+        evidence = f"{known} {counted(rounds, 'round')}"
         causes.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
     counts = [client.classes for client in run.clients.clients] if run.clients else []
     images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf

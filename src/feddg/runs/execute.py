@@ -45,9 +45,11 @@ from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
     Prepare,
+    build_evaluation,
     environment,
     federation_of,
     give_memory_back,
+    images_of,
     in_process,
     load_images,
 )
@@ -304,10 +306,10 @@ def forget(
 
     A classifier in closed form (``ridge``) is a function of sums: the site is asked for its own
     once more, they are subtracted, and the classifier is solved again, with a penalty chosen among
-    the others. It is the model of a federation in which the site never took part, up to rounding. A
-    network that was trained step by step has no such sums. What was made of the model before
-    (adaptations, estimates for new sites, predictions, snapshots) is deleted from the folder; its
-    page is written anew.
+    the others. It is the model of a federation in which the site never took part, up to rounding,
+    and the site's images no longer choose thresholds or count in accuracies. A network that was
+    trained step by step has no such sums. What was made of the model before (adaptations, estimates
+    for new sites, predictions, snapshots) is deleted from the folder; its page is written anew.
 
     Args:
         folder: the run's folder.
@@ -432,7 +434,7 @@ def _run(
     done = checkpoint.state.round if checkpoint else 0
     with timed(seconds, "prepare"):
         federation = prepare(experiment, cache, observer.work)
-    defences, evaluation = federation.defences, federation.evaluation
+    defences = federation.defences
     gone = [name for name in WHOLE_FILES if not is_file(folder.path / name)]
     if checkpoint is not None and gone:
         what = " and ".join(gone)
@@ -441,6 +443,12 @@ def _run(
     so_far = read_run(folder.path)
     if so_far.forgotten and forget is None:
         folder.remove_derived()  # a site was being taken out
+    withdrawn = [*so_far.forgotten, *(() if forget is None else forget[:1])]
+    if withdrawn and not federation.remote:
+        federation.evaluation = build_evaluation(
+            experiment, images_of(federation), federation.worker, withdrawn
+        )
+    evaluation = federation.evaluation
     if checkpoint is not None:
         _compare_machines(so_far.environment, environment(experiment, federation))
     models = KeptModels(

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -60,6 +60,7 @@ from feddg.data.partition import (
     held_alike,
     partition,
     partitioned_alike,
+    rules_of,
 )
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
@@ -75,10 +76,20 @@ from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
+from feddg.models.network import Network
+from feddg.models.normalization import about_normalization
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import IMAGENET, DataSettings, EvaluateSettings, Fields, without_effect
+from feddg.settings import (
+    IMAGENET,
+    DataSettings,
+    EvaluateSettings,
+    Fields,
+    TrainSettings,
+    without_effect,
+)
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
+from feddg.text import counted
 
 
 class Loaded(NamedTuple):
@@ -264,6 +275,8 @@ class Images(Clients):
             experiment does.
         natural: whether clients are the real holders of images, so that each has its own in-domain
             validation images.
+        by_class: whether a rule decides which classes clients hold, so that their own validation
+            images are of these, too.
         units: ``(n,)`` the group of each row in its domain, which is never split; None without.
         contents: the record of these images, for the run's folder.
     """
@@ -276,6 +289,7 @@ class Images(Clients):
     seed: int
     steps: int | None
     natural: bool
+    by_class: bool
     units: numpy.ndarray | None
     contents: ImagesFile
 
@@ -335,17 +349,33 @@ class Images(Clients):
             len(self.table.class_names),
         )
 
+    def owners(self, role: str) -> numpy.ndarray:
+        """Returns the client of each image of an in-domain role; -1 if it is nobody's."""
+        if role == "train":
+            return self.partition.owners
+        rows = getattr(self.splits, role)
+        owners = numpy.full(len(rows), -1)
+        for client, places in enumerate(self._dealt(rows)):
+            owners[places] = client
+        return owners
+
     @cached_property
     def _validation(self) -> list[numpy.ndarray]:
         """Each client's own in-domain validation images."""
+        return self._dealt(self.splits.id_val)
+
+    def _dealt(self, rows: numpy.ndarray) -> list[numpy.ndarray]:
+        """Returns each client's places among further in-domain rows."""
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
-            return held_alike(holders[self.splits.train], holders[self.splits.id_val])
-        domains = self.table.domains[self.splits.id_val]
+            return held_alike(holders[self.splits.train], holders[rows])
+        held, cells = self.partition, self.table.domains
+        if self.by_class:  # then an image counts as one of its class in its domain
+            cells = cells * len(self.table.class_names) + self.table.labels
+            held = replace(held, domains=cells[self.splits.train])
         if self.units is not None:
-            units = self.units[self.splits.id_val]
-            return further_units(self.partition, units, domains, self.seed)
-        return partitioned_alike(self.partition, domains, self.seed)
+            return further_units(held, self.units[rows], cells[rows], self.seed)
+        return partitioned_alike(held, cells[rows], self.seed)
 
 
 def images_of(federation: Federation) -> Images:
@@ -407,11 +437,23 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
             "are none; set data.id_val above 0 (FedIG: 0.2)"
         )
     steps = None
-    if method_class(experiment.method.name).gathers_images:
-        steps = _steps_of_a_round(experiment, share)
+    method = method_class(experiment.method.name)
+    if method.gathers_images:
+        # A method of one round passes over its images once, however many steps that takes.
+        steps = None if method.one_round else _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    seed = experiment.seed
-    return Images(*loaded[:3], splits, share, seed, steps, natural, units, loaded.contents)
+    by_class = "labels" in rules_of(clients.partition, clients.model_dump())
+    return Images(
+        *loaded[:3],
+        splits,
+        share,
+        experiment.seed,
+        steps,
+        natural,
+        by_class,
+        units,
+        loaded.contents,
+    )
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -571,7 +613,7 @@ def federation_of(
     # A complete experiment, such as a stored one, does not tell what its user said.
     whole = experiment.given.keys() >= type(experiment).model_fields.keys() - {"name"}
     given = {} if whole else experiment.given
-    emit(*about_settings(experiment, given, method, zip(counts, sizes)))
+    emit(*about_settings(experiment, given, method, network, zip(counts, sizes)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
@@ -581,7 +623,11 @@ def federation_of(
 
 
 def about_settings(
-    experiment: Experiment, given: Fields, method: Method, clients: Iterable[tuple[int, int]]
+    experiment: Experiment,
+    given: Fields,
+    method: Method,
+    network: Network,
+    clients: Iterable[tuple[int, int]],
 ) -> list[Diagnostic]:
     """Returns what to say of an experiment's settings before it trains.
 
@@ -589,6 +635,7 @@ def about_settings(
         experiment: the experiment.
         given: what its user said of it.
         method: its method.
+        network: what it trains.
         clients: the number of domains and of images of each client that trains.
     """
     counts, train = [*clients], experiment.train
@@ -596,18 +643,47 @@ def about_settings(
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
+        *about_normalization(network, experiment),
+        *_chooses_nothing(method, train, (images for _, images in counts)),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
     ]
 
 
-def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
+def _chooses_nothing(
+    method: Method, train: TrainSettings, sizes: Iterable[int]
+) -> Iterator[Diagnostic]:
+    """Warns where no client takes more steps than those after which it tries its model."""
+    if train.select_every is None or method.gathers_images:
+        return
+    most = max(steps_of_round(train, images) for images in sizes)
+    if most <= train.select_every:
+        yield warning(
+            "selects-nothing",
+            f"train.select_every is {train.select_every}, and no client takes more than "
+            f"{counted(most, 'step')} in a round: each tries its last model alone, and sends it.",
+            "Lower train.select_every.",
+        )
+
+
+def build_evaluation(
+    experiment: Experiment, images: Images, worker: Worker, forgotten: Collection[int] = ()
+) -> Evaluation:
     """Returns the evaluation of the global model after a round.
+
+    Args:
+        experiment: the experiment.
+        images: its images.
+        worker: computes.
+        forgotten: clients that withdrew; none of their images measures anything.
 
     Raises:
         ExperimentError: the class to decide about is unknown, or nothing can choose its threshold.
     """
     rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
+    if forgotten:
+        for role in ("id_val", "id_test"):
+            rows[role] = rows[role][~numpy.isin(images.owners(role), [*forgotten])]
     decision = decision_of(experiment.evaluate, images.table.class_names)
     if decision is not None and not len(images.splits.id_val):
         raise ExperimentError(

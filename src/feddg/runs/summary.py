@@ -23,6 +23,7 @@ from feddg.records import (
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
     MAJORITY,
+    OF_ITS_END,
     STILL_RISING,
     about_accuracy,
     about_result,
@@ -55,6 +56,7 @@ def summarize(
     for row in rounds:
         for name, value in row.seconds.items():
             seconds[name] += value
+    earlier = record.summary.diagnostics if record.summary else []
     images, training = sum(row.images for row in rounds), seconds.get("train", 0.0)
     return SummaryFile(
         status=status,
@@ -66,8 +68,13 @@ def summarize(
         peak_memory_bytes=peak_memory(),
         diagnostics=[
             *about_result(record),
-            # A resumed run's own list begins where it went on.
-            *dict.fromkeys(one for one in diagnostics if one.code != DOMAIN_AT_CHANCE),
+            *dict.fromkeys(
+                [
+                    # Before it went on, if it did.
+                    *(one for one in earlier if one.code not in OF_ITS_END),
+                    *(one for one in diagnostics if one.code != DOMAIN_AT_CHANCE),
+                ]
+            ),
             *about_training(record.table),
         ],
         numbers=numbers_by_rule(record, costs=False),
