@@ -159,7 +159,7 @@ class Federation(federation.Federation):
         number = number or len(clients if transport is None else transport.clients)
         settings, shape = _settings(method, fields, number, side), arrays[0][1].shape[1:]
         check_task(type(method), task, shows_pixels(shape, side))
-        if hides := settings.privacy.hides_images:
+        if transport is None and (hides := settings.privacy.hides_images):
             _refuse_copies((images for images, _ in arrays), hides)
         augmentation = find_augmentation(settings.train.augmentation)
         if augmentation.moves and shows_pixels(shape, side) and not can_move(shape, side):
@@ -400,16 +400,19 @@ class Federation(federation.Federation):
 
 def _refuse_copies(arrays: Iterable[numpy.ndarray], hides: str) -> None:
     """Raises ExperimentError if an image is there twice: of it more is revealed than is said."""
-    known: set[bytes] = set()
+    known: dict[bytes, str] = {}
+    copies: list[str] = []
     for id, images in enumerate(arrays):
         for place, image in enumerate(images):
             digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
-            if digest in known:
-                raise ExperimentError(
-                    f"{hides} is for one image, and item {place} of client {id} is a copy of "
-                    "another one, of which more would be revealed: remove copies"
-                )
-            known.add(digest)
+            name = f"item {place} of client {id}"
+            if known.setdefault(digest, name) != name:
+                copies.append(f"{name} is {known[digest]}")
+    if copies:
+        raise ExperimentError(
+            f"{hides} is for one image, and of an image with copies more is revealed: "
+            f"{first_names(copies)}. Remove copies."
+        )
 
 
 class _OfExperiment(Federation):

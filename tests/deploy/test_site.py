@@ -13,12 +13,15 @@ from odd_inputs import OUTSIDE
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from feddg.data.images import from_class_folders
+from feddg.deploy.preflight import check_depths
 from feddg.deploy.server_app import Deployment
 from feddg.deploy.setup import deployment_fields, write_app
 from feddg.deploy.site import (
     Site,
     SiteConfig,
     SiteMemory,
+    copies_in,
     list_images,
     load_pixels,
     positions,
@@ -120,15 +123,17 @@ def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(
         load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")
 
 
-def test_that_bit_depths_stay_at_the_site_is_said(tmp_path, caplog):
+def test_that_bit_depths_stay_at_the_site_is_said(tmp_path):
     pytest.importorskip("tifffile", reason="reading 16 bits is an extra")
     for name in ("cat/1.png", "dog/2.png"):
         (tmp_path / name).parent.mkdir()
         Image.fromarray(numpy.full((8, 8), 4000, numpy.uint16)).save(tmp_path / name)
+    table = from_class_folders(tmp_path, "ward")
     for values, times in (("full", 0), ("auto", 1)):
         data = {"source": "folder", "image_size": 8, "range": values}
-        load_pixels(str(tmp_path), "ward", Experiment(data=data), tmp_path / "cache")
-        assert caplog.text.count("Its images use 12 bits") == times
+        found = [d.text for d in check_depths(table, Experiment(data=data))]
+        assert len(found) == times
+        assert all("use 12 bits" in text for text in found)
 
 
 def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, tmp_path, caplog):
@@ -141,15 +146,16 @@ def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, 
         chosen = Experiment(**{"data": data, "privacy": {"record_epsilon": 1.0}} | more)
         return Site(node, {"experiment": chosen.to_yaml()})
 
-    with pytest.raises(ClientError, match="holds copies of images") as refused:
+    with pytest.raises(ClientError, match="holds an image more than once") as refused:
         site()._require_single()
     assert ".png" not in str(refused.value)
     assert "3 files are 1 image" in caplog.text
     site(privacy={})._require_single()
-    caplog.clear()
     for duplicates in ("warn", "ignore"):
-        site(data=data | {"duplicates": duplicates})._require_single()
-    assert caplog.text.count("3 files are 1 image") == 2
+        warned = site(data=data | {"duplicates": duplicates})
+        warned._require_single()
+        found = copies_in(warned.table, warned.experiment, tmp_path)
+        assert (found.severity, found.code) == ("warning", "copies-weaken-epsilon")
 
 
 def test_a_process_reads_a_run_s_experiment_once_for_each_device(images, tmp_path):

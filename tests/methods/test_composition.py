@@ -18,7 +18,7 @@ from federations import federation, same
 NAMES = tuple(methods())
 ONE_CLASS = ("fpl", "l2d", "pardon", "selfreg", "vista")
 OF_ONE_PASS = ("group_dro", "irm", "jigen", "sfa", "vrex")
-WEIGH = ("csac", "feddg-ga", "group_dro", "local", "scaffold")
+WEIGH = ("copa", "csac", "feddg-ga", "group_dro", "local", "scaffold")
 # Plain gradient descent: Adam would blow differences of rounding up.
 TWO_ROUNDS = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
 
@@ -145,7 +145,6 @@ def test_impossible_names_are_refused_with_the_reason(subtests):
         ("copa+feddg-ga", "weights follow the losses of the averaged classifier"),
         ("fedprox+copa", "fedprox holds a client to the mean classifier"),
         ("ridge+elcfs", "ridge adds up what a fixed network gives"),
-        ("rsc+l2d", "l2d passes two versions at once"),
         *((f"{other}+mixup", "mixup's images are of two classes") for other in ONE_CLASS),
         *((f"vista+{other}", "vista's loss is the mean over versions") for other in OF_ONE_PASS),
         ("fish+mmd", "fish steps on one domain at a time"),

@@ -58,7 +58,7 @@ def test_a_network_that_predicts_by_samples_draws_those_of_its_run(train_once, t
 
 
 def test_only_what_rebuilds_the_network_leaves(tmp_path, cache, image_files):
-    """Of the settings those of the network; no file, no client, no seed."""
+    """Of the settings those of the network; no file, no client."""
     run = trained_run(
         tmp_path / "runs",
         cache,

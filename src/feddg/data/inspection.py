@@ -335,13 +335,14 @@ def about_copies(
             "accuracies are too high.",
             remedy,
         )
-    if hides_images and len({*map(file_of, table.paths)}) < len({*table.paths}):
+    rows = [table.paths[row] for row in splits.train.tolist()]
+    if hides_images and len({*map(file_of, rows)}) < len({*rows}):
         yield Diagnostic(
             "tiles-weaken-epsilon",
             stops,
             f"{hides_images} is for one row, and several rows are tiles of one image, which "
             "together tell more of it.",
-            "Have a row for each image.",
+            "Have a row for each image, or confirm with data.duplicates: warn.",
         )
     copied = [own for own in trained if len(own) > 1]
     if copied and hides_images:

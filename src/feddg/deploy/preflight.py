@@ -152,17 +152,31 @@ def check_images(
         text = f"{images} {fault} of the coordinator's."
         yield failed("features", text, "Rename them, or take them out.")
     yield check_decoding(table, experiment)
+    yield from check_depths(table, experiment)
     if not unlabelled:
         yield check_classes(table, join.classes)
         yield check_domains(table, experiment, join.tested, trains=join.trains)
     if join.trains and (copies := copies_in(table, experiment, cache)):
-        yield failed("copies", copies, "Remove all copies but one.")
+        yield copies
     yield check_disk(table, experiment, cache)
     named = check_named_files(experiment)
     yield named
     if named.severity == "error":
         return  # a step of training would fail of the same
     yield from check_machine(table, experiment, device, trains=join.trains)
+
+
+def check_depths(table: ImageTable, experiment: Experiment) -> Iterator[Diagnostic]:
+    """Warns of bits that nobody elsewhere will know of."""
+    if table.root is None or experiment.data.range != "auto":
+        return
+    if depths := survey(table, Reading.of(experiment.data)).depths:
+        yield warning(
+            "depths-stay-here",
+            f"These images use {max(depths.values())} bits, and the run will not say so: what "
+            "predicts with the model takes the brightest value that it sees for white.",
+            "Ask the coordinator for data.range: full or percentile.",
+        )
 
 
 def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:

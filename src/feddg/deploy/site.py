@@ -35,7 +35,7 @@ from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
 from feddg.deploy.setup import SITE_NAME, held_out_among, require_fit_for_sites
 from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
-from feddg.diagnostics import warn
+from feddg.diagnostics import Diagnostic
 from feddg.errors import (
     ClientError,
     DataError,
@@ -262,25 +262,18 @@ def load_pixels(
         DataError: the images cannot be used.
     """
     table = list_images(images, domain, experiment.data, unlabelled)
-    (usable, pixels, _), found = open_images(table, experiment.data, cache)
-    if found.depths and experiment.data.range == "auto":
-        warn(
-            "depths-stay-here",
-            f"Its images use {max(found.depths.values())} bits, and the run's folder will not say "
-            "so: what predicts with the model takes the brightest value that it sees for white.",
-            "Set data.range to full or percentile in the experiment.",
-        )
+    usable, pixels, _ = open_images(table, experiment.data, cache)[0]
     return usable, pixels
 
 
-def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
+def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic | None:
     """Says which files of a site that trains are one image, where an epsilon is for one file.
 
-    A warning alone where ``data.duplicates`` is ``warn`` or ``ignore``.
+    A warning where ``data.duplicates`` is ``warn`` or ``ignore``, else an error.
     """
     hides = experiment.privacy.hides_images
     if not hides:
-        return ""
+        return None
     if table.root is not None:
         files = [file_of(path) for path in table.paths]
         hashes = ContentHashes(table.root, cache).of(files)
@@ -288,14 +281,11 @@ def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
     elif table.feature_names:
         contents = contents_of_rows(table)
     else:
-        return ""
+        return None
     splits = Splits(numpy.arange(len(table)), *[numpy.arange(0)] * 4)
-    faults = about_copies(table, contents, splits, refuse=True, hides_images=hides)
-    fault = next((fault for fault in faults if fault.code.endswith(WEAKENS)), None)
-    if fault is not None and experiment.data.duplicates in ("warn", "ignore"):
-        warn(fault.code, fault.text)
-        return ""
-    return "" if fault is None else fault.text
+    refuse = experiment.data.duplicates not in ("warn", "ignore")
+    faults = about_copies(table, contents, splits, refuse, hides)
+    return next((fault for fault in faults if fault.code.endswith(WEAKENS)), None)
 
 
 def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
@@ -542,10 +532,11 @@ class Site:
         Raises:
             ClientError: some are; the site's log names them.
         """
-        if fault := copies_in(self.table, self.experiment, self.config.cache_folder):
-            log.error("%s", fault)
+        fault = copies_in(self.table, self.experiment, self.config.cache_folder)
+        if fault is not None and fault.severity == "error":
+            log.error("%s", fault.text)
             raise ClientError(
-                "holds copies of images, and epsilon protects one file; its own log names them"
+                "holds an image more than once, and epsilon protects one file; its log says more"
             )
 
     def _registration(self) -> Registration:
@@ -605,7 +596,7 @@ class ProgramSite(Site):
 
     Args:
         config: the site's.
-        federation: what the program made: its first client is the site.
+        federation: what the program made; its only client is the site.
     """
 
     def __init__(self, config: SiteConfig, federation: Federation) -> None:

@@ -191,12 +191,7 @@ class Federation:
         Args:
             state: the server's, after a round.
             memories: by client, as the transport had them.
-
-        Raises:
-            ExperimentError: what these rounds cost of privacy is not known.
         """
-        for defence in self.defences.defences:
-            defence.resumed(state.round)
         self.state = state.to(self.worker.device)
         self.transport.memories = memories
         return self

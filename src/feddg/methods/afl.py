@@ -243,7 +243,7 @@ class AFL(WeighedByLoss):
     summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
     settings: AFLSettings
     excludes: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("csac", "feddg-ga", "group_dro", "local", "scaffold"),
+        ("copa", "csac", "feddg-ga", "group_dro", "local", "scaffold"),
         "afl decides at the server what each client or domain counts, and the other method has its "
         "own weights, or no server; choose one",
     )

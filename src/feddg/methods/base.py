@@ -197,7 +197,7 @@ class Method:
         By default, where the method shapes embeddings and nothing before them is trained.
         """
         fixed = experiment.train.trainable == "head" and experiment.model.embedding == "none"
-        if not (self.shapes_embeddings and fixed):
+        if not (self.shapes_embeddings and fixed) or self.one_round:
             return ()
         text = (
             f"train.trainable is head: embeddings stay as they are, and what {title_of(self.name)} "
@@ -256,7 +256,7 @@ class Method:
         """Whether a batch comes to a method, by its name, for the first time.
 
         Other parts of a composition may pass it on several times, with changed images. What a
-        method remembers of a step is that of the first pass, of the images as they are.
+        method remembers of a step is that of the first pass.
         """
         drawn, mark = self.drawn(client, batch), f"{name}/passed"
         first = mark not in drawn

@@ -1,10 +1,12 @@
 """FedBN and SiloBN: normalisation that stays with each client."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, Presets, register
 from feddg.models.network import Network
@@ -27,15 +29,13 @@ class OwnNormalization(Method):
             )
         return super().network(network)
 
-    def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses normalisation that nobody trains."""
-        super().check(experiment)
-        trained = experiment.train.trainable
-        if trained in ("head", "lora") and experiment.model.embedding != "bottleneck":
-            raise ExperimentError(
-                f"train.trainable is {trained}: normalisation stays as it is at all clients, and "
-                f"{self.name} would be fedavg; set it to all or norm+head"
-            )
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Warns of normalisation that nobody trains."""
+        others, trained = super().diagnostics(experiment), experiment.train.trainable
+        if trained not in ("head", "lora") or experiment.model.embedding == "bottleneck":
+            return others
+        text = f"train.trainable is {trained}: normalisation stays the same at all clients."
+        return (*others, warning("fixed-normalisation", text, "Set it to all or norm+head."))
 
 
 @register
@@ -109,11 +109,6 @@ class SiloBN(OwnNormalization):
             raise ExperimentError(
                 f"{self.name} needs the clients' own normalisation statistics, and this experiment "
                 "freezes them: set model.normalization to train"
-            )
-        if experiment.train.batch_size == 1:
-            raise ExperimentError(
-                f"{self.name} needs the clients' own normalisation statistics, and one image has "
-                "no variance: raise train.batch_size (it is 1)"
             )
 
     def is_local(self, name: str, module: nn.Module) -> bool:

@@ -23,7 +23,8 @@ Decisions:
     code; a single prototype is its own cluster. Images of a class without prototypes are left out
     of both terms. With sampling, classes may be absent from a round: `absent_classes: keep` keeps
     their last prototypes. An image's embedding is the last one that training saw, which is that of
-    the last local epoch; where another part passes changed images on, that of the unchanged ones.
+    the last local epoch; where another part passes a batch on more than once, that of the first
+    pass.
 """
 
 import logging

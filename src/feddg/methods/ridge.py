@@ -100,7 +100,7 @@ from feddg.models.closed_form import (
 )
 from feddg.models.network import Network
 from feddg.rng import add_noise
-from feddg.settings import ExperimentSettings, NotNegative, Positive
+from feddg.settings import ExperimentSettings, NotNegative, Positive, leaves
 from feddg.text import listed
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
@@ -177,14 +177,14 @@ class RidgeClassifier(nn.Module):
 
 
 def of_no_sum(settings: ExperimentSettings) -> list[str]:
-    """Returns the settings that weigh images or clients, which sums over images do not know."""
-    train = settings.train
+    """Returns the given settings that weigh images or clients, which sums do not know."""
+    train, given = settings.train, leaves(getattr(settings, "given", settings.model_dump()))
     weighs = {
         "train.class_weights": train.class_weights != "none",
         "train.label_smoothing": train.label_smoothing > 0,
         "server.weighting": settings.server.weighting != "examples",
     }
-    return [field for field, chosen in weighs.items() if chosen]
+    return [field for field, chosen in weighs.items() if chosen and field in given]
 
 
 @register

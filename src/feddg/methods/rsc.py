@@ -71,8 +71,7 @@ class Rsc(Method):
     summary = "mutes the features that matter most (Huang et al. 2020)"
     settings: RscSettings
     excludes: ClassVar[dict[str, str]] = {
-        "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one",
-        "l2d": "l2d passes two versions at once, and rsc probes with the images of one; choose one",
+        "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"
     }
 
     def network(self, network: Network) -> Network:

@@ -47,7 +47,8 @@ def about_normalization(network: Network, settings: ExperimentSettings) -> Itera
                 f"never normalise: {first_names(fresh)}.",
                 "Set model.normalization to train.",
             )
-    elif settings.train.batch_size == 1 and statistics_names(network) - network.frozen:
+    frozen = model.normalization == "frozen"
+    if not frozen and settings.train.batch_size == 1 and statistics_names(network) - network.frozen:
         yield warning(
             "batches-of-one",
             "One image has no variance: with train.batch_size 1 the statistics of batch "

@@ -41,8 +41,9 @@ from feddg.styles.statistics import StyleNoise
 MEMORY = "defences/"
 """Prefix of all defences' tensors in the state's extras, where checkpoints keep them."""
 CLIENT_STATISTICS, EXTRAS, LOCAL = "client statistics", "extras", "local entries"
+LOCAL_LAYERS = "local layers"
 AGGREGATION, STATISTICS, TRAINING = "own aggregation", "trained statistics", "own training"
-TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, AGGREGATION, STATISTICS)
+TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, LOCAL_LAYERS, AGGREGATION, STATISTICS)
 """Features of a method that a defence may not work with."""
 
 
@@ -128,13 +129,6 @@ class Defence(RoundHook):
 
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """Learns with which settings and method it goes together; once, before round 1."""
-
-    def resumed(self, rounds: int) -> None:
-        """Before a federation goes on after some rounds; it may have been told of their costs.
-
-        Raises:
-            ExperimentError: what they cost is not known.
-        """
 
     def keep_in(self, folder: RowsFolder, rounds: int) -> None:
         """Reads what it has kept in the folder of a run, and keeps what follows there.
@@ -320,6 +314,8 @@ def traits_of(
     local = sorted(local_names(method, network))
     if local:
         facts[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"
+        if not all(name.startswith("heads.") for name in local):  # which train, and predict nothing
+            facts[LOCAL_LAYERS] = facts[LOCAL]
     at_server = [owner for owner in owners if not is_idle(owner)]
     hook = first_own(at_server, "aggregate", "share", "after_round")
     if hook is not None:

@@ -73,15 +73,6 @@ class _Charged(Defence):
         """Goes on with the account in the run's folder."""
         self.account = open_account(folder, rounds, every_round=self.noised)
 
-    def resumed(self, rounds: int) -> None:
-        """See :class:`Defence`."""
-        if self.noised and self.account.lacks(rounds):
-            raise ExperimentError(
-                f"what {rounds} rounds have cost of privacy.{self.budget} is not known here, so "
-                "nothing more can be promised: go on in the object that trained them, or in their "
-                "run folder (feddg.run)"
-            )
-
     def _release(self, round: int, clients: Sequence[int]) -> Release | None:
         """Returns what a round with these clients releases, or None; before round 1 it is 0."""
         raise NotImplementedError
@@ -97,9 +88,15 @@ class _Charged(Defence):
 
         Raises:
             BudgetSpent: it must not be made.
+            ExperimentError: what earlier rounds have cost is not known.
         """
         release, chosen = self._release(round, clients), self.settings
         if release is not None:
+            if self.noised and self.account.lacks(round - 1):
+                raise ExperimentError(
+                    "what earlier rounds have cost of privacy is not known here, so nothing more "
+                    "can be promised: go on in the object that trained them, or in their run folder"
+                )
             self.account.charge(release, chosen.delta, getattr(chosen, self.budget))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from feddg.errors import NotEnoughUpdates
 from feddg.messages import Read, Update, Weights, differences, on_host, read
 from feddg.methods.base import Round
-from feddg.privacy.defence import AGGREGATION, EXTRAS, LOCAL, Defence, register
+from feddg.privacy.defence import AGGREGATION, EXTRAS, LOCAL_LAYERS, Defence, register
 from feddg.settings import Positive, Settings
 
 log = logging.getLogger("feddg")
@@ -172,7 +172,7 @@ class Krum(Defence):
     Settings = KrumSettings
     breaks: ClassVar[dict[str, str]] = {
         AGGREGATION: "and Krum leaves some out",
-        LOCAL: "whose mean a new domain gets, and Krum does not look at them",
+        LOCAL_LAYERS: "whose mean a new domain gets, and Krum does not look at them",
     }
     aggregates = True
 
@@ -329,7 +329,7 @@ class NormBounding(Defence):
     sees_updates = True
     breaks: ClassVar[dict[str, str]] = {
         EXTRAS: "which a bound on the weights does not bound",
-        LOCAL: "whose mean a new domain gets, and this bound does not hold for them",
+        LOCAL_LAYERS: "whose mean a new domain gets, and this bound does not hold for them",
     }
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
+from feddg.errors import ExperimentError
 from feddg.methods.composition import method_class
 from feddg.records import (
     AttackRow,
@@ -143,13 +144,21 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
 
 def _epsilon(run: Run, entry: _Entry) -> str:
     """Returns the epsilon of what was sent in the run's account; empty without noise."""
-    styles = method_class(run.method).noises
-    noised = entry.purpose != "statistics" or entry.key in styles
     return "; ".join(
         f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
         for row in run.privacy.values()
-        if row.message == entry.purpose and noised
+        if row.message == entry.purpose and _is_noised(run, entry)
     )
+
+
+def _is_noised(run: Run, entry: _Entry) -> bool:
+    """Whether an entry of a message that has noise has it; of statistics only styles do."""
+    if entry.purpose != "statistics":
+        return True
+    try:
+        return entry.key in method_class(run.method).noises
+    except ExperimentError:  # of a package that is not here
+        return True
 
 
 def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
