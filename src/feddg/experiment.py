@@ -198,14 +198,6 @@ def _check_selection(evaluate: EvaluateSettings) -> None:
             f"evaluate.select_by: {evaluate.select_by} says how images are, not how good a model "
             f"is; choose by one of {', '.join(able)}"
         )
-    target, other = "specificity", "sensitivity"
-    if evaluate.sensitivity is not None:
-        target, other = other, target
-    if evaluate.decision is not None and evaluate.select_by == target:
-        raise ExperimentError(
-            f"evaluate.select_by: the decision's threshold reaches the same {target} in every "
-            f"round; choose by {other}"
-        )
     if evaluate.select_over == "pooled" and evaluate.select_by != "accuracy":
         raise ExperimentError(
             f"evaluate.select_over: {evaluate.select_by} is not pooled while a run goes on, only "

@@ -698,7 +698,7 @@ def test_a_results_file_tells_of_rounds_that_end_far_from_their_budget():
     rows = [row_of(0.5, name, budget=1000, images=n) for name, n in (("a", 1000), ("b", 1190))]
     (found,) = about_budgets(Results.of_rows(rows))
     assert str(found) in map(str, about_results(Results.of_rows([*rows, row_of(0.5, budget=2000)])))
-    assert found.text.startswith("1 result took more images than their budget, up to 1.2 times 1k")
+    assert found.text.startswith("1 result took more images than the budget, up to 1.2 times 1k")
     ridge = row_of(0.5, "ridge", budget=1000, images=675, round=1)
     assert not list(about_budgets(Results.of_rows([ridge])))
 

@@ -584,7 +584,7 @@ def _check_axes(plan: Plan) -> None:
     own = {variant.name: {*variant.said} for variant in plan.methods}
     tried = plan.tune.settings if plan.tune else {}
     own["tune"] = {path for field, values in tried.items() for path in _set_by(field, values)}
-    for name, fields in (parts | own).items():
+    for name, fields in (parts | of_data | own).items():
         for field in NOT_IDENTITY & fields:
             raise ExperimentError(
                 f"plan: {field} is said by {name}, but runs that differ in it alone are one: "

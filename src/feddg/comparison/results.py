@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
-_OF_A_TASK = ("data.", "clients.", "model.", "train.rounds", "train.local_")
+_OF_A_TASK = ("data.", "clients.", "model.backbone", "train.rounds", "train.local_")
 _OF_IMAGES = ("data.source", "data.root", "data.options")
 _OF_MARGINS = [
     *(BUDGET, "rule", "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
@@ -171,7 +171,8 @@ class Results:
         filled = [cell for cell in content.cells if cell.place in by_place]
         placed = [by_place[cell.place] for cell in filled]
         other = [r for r, cell in zip(placed, filled) if r.experiment not in ("", cell.experiment)]
-        if 0 < len(other) < len(placed):  # a --root or --weights beside the plan makes all others
+        # Tuned values are not in the plan; a --root or --weights beside it makes all others.
+        if 0 < len(other) < len(placed) and plan.tune is None:
             one = other[0]
             warn(
                 "other-experiments",
@@ -539,7 +540,8 @@ def _about_tasks(
         {
             name: value
             for name, value in fields.items()
-            if name.startswith(_OF_A_TASK) and not (run.has_one_round and "train." in name)
+            if name.startswith(_OF_A_TASK)
+            and not (run.has_one_round and ("train." in name or name == "clients.per_round"))
         }
         for run, fields in zip(runs, settings)
     ]
@@ -649,9 +651,9 @@ def about_provenance(results: Results) -> Iterator[Diagnostic]:
         column, methods = next(iter(unlike.items()))
         text = (
             f"Compared on different images in {counted(len(unlike), 'column')}, as "
-            f"{' / '.join(methods.values())} in {column}: part of a difference may be theirs."
+            f"{' / '.join(methods.values())} in {column}: part of a difference may come from them."
         )
-        yield warning("different-images", text, "Run those of the earlier images again.")
+        yield warning("different-images", text, "Run all of a column on the same images.")
     if unlike := _unlike(results, lambda row: row.precision):
         column, methods = next(iter(unlike.items()))
         apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
@@ -660,15 +662,17 @@ def about_provenance(results: Results) -> Iterator[Diagnostic]:
 
 
 def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
-    """Returns the methods by a recorded value, for each column that has several such values."""
-    columns = grouped((results.column(row), (of(row), row.method)) for row in results.rows)
-    values = {
-        column: grouped(pair for pair in dict.fromkeys(pairs) if pair[0])
-        for column, pairs in columns.items()
-    }
+    """Returns the methods by a recorded value, for columns that have several of a seed."""
+    seeds = grouped(
+        ((results.column(row), row.seed), (of(row), row.method)) for row in results.rows
+    )
+    values = [
+        (column, grouped(pair for pair in dict.fromkeys(pairs) if pair[0]))
+        for (column, _), pairs in seeds.items()
+    ]
     return {
         column: {value: first_names(methods, 3) for value, methods in own.items()}
-        for column, own in values.items()
+        for column, own in values
         if len(own) > 1
     }
 
@@ -694,8 +698,8 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
     if beyond:
         times, budget = max(beyond)
         text = (
-            f"{counted(len(beyond), 'result')} took more images than their budget, up to "
-            f"{times:.1f} times {short(budget)}: whole rounds count, and methods' may differ."
+            f"{counted(len(beyond), 'result')} took more images than the budget, up to "
+            f"{times:.1f} times {short(budget)}: a round counts whole, and methods' rounds differ."
         )
         yield note("budget-exceeded", text, "Compare at larger budgets, or in shorter rounds.")
 

@@ -335,8 +335,8 @@ def about_copies(
             "accuracies are too high.",
             remedy,
         )
-    rows = [table.paths[row] for row in splits.train.tolist()]
-    if hides_images and len({*map(file_of, rows)}) < len({*rows}):
+    paths = [table.paths[row] for row in splits.train.tolist()]
+    if hides_images and len({*map(file_of, paths)}) < len({*paths}):
         yield Diagnostic(
             "tiles-weaken-epsilon",
             stops,

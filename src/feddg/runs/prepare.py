@@ -19,7 +19,7 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples, Worker, batches_of_pass, steps_of_round
-from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
+from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of, load_source
 from feddg.data.decoding import Reading, cut, quiet_pillow, whole_images
 from feddg.data.fingerprint import (
     ContentHashes,
@@ -551,7 +551,7 @@ def is_split(experiment: Experiment, table: ImageTable) -> bool:
 def own_split_holds_out(data: DataSettings) -> bool:
     """Whether the data set's own split holds domains out; False if the images are not here."""
     with suppress(FeddgError, OSError):
-        table = load_images_of(data)
+        table = load_source(data.source, data.root, **data.all_options).without(data.leave_out)
         return table.split is not None and not _in_domain(table)
     return False
 
@@ -592,10 +592,10 @@ def in_process(
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels | Vectors):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
-    elif experiment.data.duplicates != "ignore":
-        why = "not looked for, since all pixels do not fit into data.pixel_budget_gb"
-        text = f"Images alike on both sides of the split were {why}; `feddg data inspect` does."
-        emit(note("near-copies-not-looked-for", text))
+    elif experiment.data.duplicates != "ignore" and images.table.root is not None:
+        why = "not looked for, since not all pixels fit into data.pixel_budget_gb"
+        text = f"Images alike on both sides of the split were {why}: feddg data inspect looks for "
+        emit(note("near-copies-not-looked-for", text + "them, given the hold-out of the run."))
     return federation_of(experiment, images, cache, make, transport)
 
 
@@ -642,12 +642,26 @@ def about_settings(
     said = without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
+        *_chosen_by_target(experiment.evaluate),
         *method.diagnostics(experiment),
         *about_normalization(network, experiment),
         *_chooses_nothing(method, train, (images for _, images in counts)),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
     ]
+
+
+def _chosen_by_target(evaluate: EvaluateSettings) -> Iterator[Diagnostic]:
+    """Warns where rounds are chosen by what a decision's threshold reaches in each of them."""
+    target, other = "specificity", "sensitivity"
+    if evaluate.sensitivity is not None:
+        target, other = other, target
+    if evaluate.decision is not None and evaluate.select_by == target:
+        text = (
+            f"evaluate.select_by is {target}, which the decision's threshold is made to reach in "
+        )
+        text += "every round: it hardly tells rounds apart."
+        yield warning("chosen-by-target", text, f"Choose by {other}, or by auroc.")
 
 
 def _chooses_nothing(
