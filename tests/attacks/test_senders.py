@@ -105,6 +105,18 @@ def test_what_is_read_is_what_the_run_sent(place, runs, method):
         assert torch.equal(again.tensors["style"], context["style"])
 
 
+def test_a_noised_run_is_looked_into_without_going_on(place, runs):
+    pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
+    privacy = {"clipping": "fixed", "clipping_norm": 1.0, "noise_multiplier": 1.0}
+    model = {"backbone": "cnn_gn", "weights": None}
+    loaded = load_finished_run(
+        runs("fedavg", privacy=privacy, model=model), place / "cache", lambda *_: None
+    )
+    assert loaded.server.state.round == 1
+    with pytest.raises(ExperimentError, match="what earlier rounds have cost"):
+        loaded.fit(1)
+
+
 def test_a_row_of_one_image_is_recognised():
     samples = torch.randn(10, 4, generator=stream(0, "samples"))
     own = samples[[7, 2]]
