@@ -7,7 +7,6 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -400,11 +399,11 @@ class Federation(federation.Federation):
 
 def _refuse_copies(arrays: Iterable[numpy.ndarray], hides: str) -> None:
     """Raises ExperimentError if an image is there twice: of it more is revealed than is said."""
-    known: dict[bytes, str] = {}
+    known: dict[str, str] = {}
     copies: list[str] = []
     for id, images in enumerate(arrays):
         for place, image in enumerate(images):
-            digest = hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+            digest = hash_of(None, image)
             name = f"item {place} of client {id}"
             if known.setdefault(digest, name) != name:
                 copies.append(f"{name} is {known[digest]}")

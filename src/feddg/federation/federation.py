@@ -34,7 +34,6 @@ from feddg.federation.transport import Ledger, Transport
 from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method
-from feddg.methods.feddg_ga import FedDGGA
 from feddg.methods.ridge import of_no_sum
 from feddg.models.backbones import FEATURES, build_network, is_own
 from feddg.models.convolutions import check_convolutions, use_fast_convolutions
@@ -223,9 +222,9 @@ class Federation:
             ends = {
                 "the learning rate falls": other,
                 "SWA begins": self.settings.server.averaging == SWA,
-                "FedDG-GA's steps shrink": isinstance(self.method, FedDGGA),
+                self.method.by_last_round: True,
             }
-            early = [what for what, by_last_round in ends.items() if by_last_round]
+            early = [what for what, holds in ends.items() if what and holds]
             if early and last != plan.rounds and (state.round or last < plan.rounds):
                 text = f"{listed(early)} as if round {last} were the last, not {plan.rounds}."
                 warn(

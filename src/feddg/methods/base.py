@@ -122,6 +122,7 @@ class Method:
         moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
         needs_images: whether it changes images, so that features alone are not enough.
         shapes_embeddings: whether it adds terms of the embeddings alone, which no classifier sees.
+        by_last_round: what it does by the number of the last round, as a clause; empty if nothing.
         sums: entries of the network that are sums over images, as large as these are: no step
             moves them, and the method checks them itself.
         waits: why a step of it waits for a device, which :func:`feddg.testing.check_method` then
@@ -154,6 +155,7 @@ class Method:
     moves_pixels: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
     shapes_embeddings: ClassVar[bool] = False
+    by_last_round: ClassVar[str] = ""
     sums: tuple[str, ...] = ()
     waits: ClassVar[str] = ""
 

@@ -78,6 +78,7 @@ class FedDGGA(Method):
     title = "FedDG-GA"
     summary = "clients with a larger generalization gap count more (Zhang et al. 2023)"
     settings: FedDGGASettings
+    by_last_round = "FedDG-GA's steps shrink"
     excludes: ClassVar[dict[str, str]] = {
         "scaffold": "feddg-ga and scaffold each decide what a client counts; choose one",
         "copa": "feddg-ga's weights follow the losses of the averaged classifier, with which copa "

@@ -593,9 +593,11 @@ def in_process(
     if isinstance(images.pixels, ArrayPixels | Vectors):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
     elif experiment.data.duplicates != "ignore" and images.table.root is not None:
-        why = "not looked for, since not all pixels fit into data.pixel_budget_gb"
-        text = f"Images alike on both sides of the split were {why}: feddg data inspect looks for "
-        emit(note("near-copies-not-looked-for", text + "them, given the hold-out of the run."))
+        text = (
+            "Images alike on both sides of the split were not looked for, since not all pixels fit "
+            "into data.pixel_budget_gb: feddg data inspect looks for them, given the hold-out."
+        )
+        emit(note("near-copies-not-looked-for", text))
     return federation_of(experiment, images, cache, make, transport)
 
 
@@ -657,11 +659,12 @@ def _chosen_by_target(evaluate: EvaluateSettings) -> Iterator[Diagnostic]:
     if evaluate.sensitivity is not None:
         target, other = other, target
     if evaluate.decision is not None and evaluate.select_by == target:
-        text = (
+        yield warning(
+            "chosen-by-target",
             f"evaluate.select_by is {target}, which the decision's threshold is made to reach in "
+            "every round: it hardly tells rounds apart.",
+            f"Choose by {other}, or by auroc.",
         )
-        text += "every round: it hardly tells rounds apart."
-        yield warning("chosen-by-target", text, f"Choose by {other}, or by auroc.")
 
 
 def _chooses_nothing(
