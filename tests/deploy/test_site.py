@@ -13,7 +13,9 @@ from odd_inputs import OUTSIDE
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from feddg.data.decoding import Reading
 from feddg.data.images import from_class_folders
+from feddg.data.inspection import survey
 from feddg.deploy.preflight import check_depths
 from feddg.deploy.server_app import Deployment
 from feddg.deploy.setup import deployment_fields, write_app
@@ -131,7 +133,8 @@ def test_that_bit_depths_stay_at_the_site_is_said(tmp_path):
     table = from_class_folders(tmp_path, "ward")
     for values, times in (("full", 0), ("auto", 1)):
         data = {"source": "folder", "image_size": 8, "range": values}
-        found = [d.text for d in check_depths(table, Experiment(data=data))]
+        depths = survey(table, Reading(values)).depths
+        found = [d.text for d in check_depths(depths, Experiment(data=data))]
         assert len(found) == times
         assert all("use 12 bits" in text for text in found)
 

@@ -10,7 +10,7 @@ import ssl
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -151,8 +151,10 @@ def check_images(
     if join.features and (fault := columns_fault(table.feature_names, join.features)):
         text = f"{images} {fault} of the coordinator's."
         yield failed("features", text, "Rename them, or take them out.")
-    yield check_decoding(table, experiment)
-    yield from check_depths(table, experiment)
+    reading = Reading.of(experiment.data)
+    depths = {} if table.root is None else survey(table, reading).depths
+    yield check_decoding(table, experiment, depths)
+    yield from check_depths(depths, experiment)
     if not unlabelled:
         yield check_classes(table, join.classes)
         yield check_domains(table, experiment, join.tested, trains=join.trains)
@@ -166,11 +168,9 @@ def check_images(
     yield from check_machine(table, experiment, device, trains=join.trains)
 
 
-def check_depths(table: ImageTable, experiment: Experiment) -> Iterator[Diagnostic]:
-    """Warns of bits that nobody elsewhere will know of."""
-    if table.root is None or experiment.data.range != "auto":
-        return
-    if depths := survey(table, Reading.of(experiment.data)).depths:
+def check_depths(depths: Mapping[str, int], experiment: Experiment) -> Iterator[Diagnostic]:
+    """Warns of bits, by domain, that nobody elsewhere will know of."""
+    if depths and experiment.data.range == "auto":
         yield warning(
             "depths-stay-here",
             f"These images use {max(depths.values())} bits, and the run will not say so: what "
@@ -179,14 +179,15 @@ def check_depths(table: ImageTable, experiment: Experiment) -> Iterator[Diagnost
         )
 
 
-def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
+def check_decoding(
+    table: ImageTable, experiment: Experiment, depths: Mapping[str, int]
+) -> Diagnostic:
     """Decodes some images, evenly spaced, in the same way as training does."""
     code, data = "images-decode", experiment.data
     if table.root is None:
         return note(code, f"{len(table)} images need no decoding.")
     places = numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int)
     sample, reading = table.take(numpy.unique(places)), Reading.of(data)
-    depths = survey(table, reading).depths
     files = DecodedFiles(sample, data.image_size, data.resize, None, reading, depths)
     with quiet_pillow(tiled=data.tile is not None):
         bad = files.bad(silent)
