@@ -44,6 +44,7 @@ from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
+RATE = "train.lr"
 PAGES = tuple(
     ROOT / name
     for name in (
@@ -501,6 +502,25 @@ def fourteen_domains() -> Results:
     return replace(read[0], rows=at_chosen_rates(rows, tried))
 
 
+def thirty_clients() -> Results:
+    """Returns the runs that count by the rule of ``methods/fourteen_thirty_64.yaml``.
+
+    Its rates are an axis of the plan, which the one that counts replaces.
+    """
+    plan = load_plan(ROOT / "benchmarks/methods/fourteen_thirty_64.yaml")
+    results = Results.read(DATA / "fourteen_thirty_64.csv", plan)
+
+    def with_rate(row: ResultRow) -> tuple[float, ResultRow]:
+        others = dict(row.conditions)
+        rate = float(others.pop(RATE))
+        return rate, row.model_copy(update={"conditions": others})
+
+    tried = dict.fromkeys(results.methods, len(plan.settings[RATE]))
+    rows = at_chosen_rates(map(with_rate, results.rows), tried)
+    planned = {place.place: place for _, place in map(with_rate, results.planned)}
+    return replace(results, rows=rows, planned=[*planned.values()])
+
+
 def many_domains(results: Results) -> str:
     """Returns each method beside FedAvg over the domains of several data sets."""
     body = []
@@ -563,6 +583,7 @@ def tables() -> dict[str, str]:
         "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
         "many_domains": many_domains(fourteen_domains()),
+        "thirty_clients": many_domains(thirty_clients()),
         "benchmark_methods": benchmark_methods(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
