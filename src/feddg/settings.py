@@ -549,6 +549,11 @@ ACTS_WITH: dict[str, tuple[str, ...]] = {
     "privacy.record_norm": ("privacy.record_epsilon",),
 }
 """Fields that do nothing unless one of others is set, or has a value."""
+OF_IMAGES = (
+    *("data.image_size", "data.resize", "data.range", "data.bands", "data.tile"),
+    *("train.augmentation", "train.hue"),
+)
+"""Fields that do nothing where rows of features take the place of images."""
 
 
 def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) -> list[str]:
@@ -568,10 +573,16 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
         parts = str(values[field] or "none").split("+")  # a partition may have several
         return value in map(str.strip, parts)
 
-    return [
+    alone = [
         f"{field} is {values[field]} and does nothing: it goes with {' or '.join(needs)}."
         for field, needs in ACTS_WITH.items()
         if field in said and values[field] != usual[field] and not any(map(holds, needs))
+    ]
+    parts = {".".join(path.split(".")[:2]) for path in said}  # an augmentation has fields below
+    return alone + [
+        f"{field} does nothing: rows of features are no images."
+        for field in OF_IMAGES
+        if field in parts and settings.data.features is not None
     ]
 
 
@@ -584,13 +595,15 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def merge(base: Fields, over: Mapping[str, object]) -> Fields:
-    """Returns ``base`` overridden by ``over``, with mappings merged at every depth."""
+    """Returns ``base`` overridden by ``over``, with mappings merged at every depth.
+
+    An augmentation is one value, by its name or by its fields, and takes the other's place.
+    """
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = (
-            merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
-        )
+        both = isinstance(below, dict) and isinstance(value, Mapping) and key != "augmentation"
+        merged[key] = merge(below, value) if both else value
     return merged
 
 

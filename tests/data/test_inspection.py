@@ -291,6 +291,12 @@ def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):
     assert depth_of([file], Reading(tile=10)) == 12
 
 
+def test_domains_left_out_on_purpose_are_not_ignored(root):
+    table = from_folder(root)
+    assert not ignored_files(table.without(["b"]), ["B"])
+    assert ignored_files(table.without(["b"]))
+
+
 def test_what_is_ignored_is_counted_by_kind(root):
     (root / "a/x/deep").mkdir()
     for number in range(4):

@@ -36,6 +36,7 @@ from feddg.data.images import (
     composed,
     is_dicom,
     plain_name,
+    spelt_alike,
 )
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import ROLES, Splits
@@ -395,13 +396,14 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
     return f"{files[first]} = {files[other]}"
 
 
-def ignored_files(table: ImageTable) -> dict[str, list[str]]:
+def ignored_files(table: ImageTable, left_out: Sequence[str] = ()) -> dict[str, list[str]]:
     """Finds the files below a table's root that are not in the table, without hidden ones.
 
     Of a user's table only the folders of its images are searched: its root may be ``/``.
 
     Args:
         table: all images, including those that cannot be decoded.
+        left_out: domains that somebody left out on purpose; their images are not ignored.
 
     Returns:
         Their paths by kind: the place of an unused image, or the suffix of another file.
@@ -419,6 +421,9 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
         elif kind in IMAGE_SUFFIXES:
             deeper = path.count("/") - _LEVELS
             kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
+            domain = path.partition("/")[0]
+            if any(spelt_alike(name, [domain]) for name in left_out):
+                continue
         elif re.fullmatch(r"\.\d+|without a suffix", kind) and is_dicom(table.root / path):
             kind = UNNAMED_DICOM
         ignored.setdefault(kind, []).append(path)

@@ -347,7 +347,8 @@ def forget(
             f"that none can be taken out. {begin_again}"
         )
     varied = find_augmentation(experiment.train.augmentation)
-    if type(method).loss is not Method.loss or varied.moves or varied.recolors:
+    varies = (varied.moves or varied.recolors) and experiment.data.features is None
+    if type(method).loss is not Method.loss or varies:
         raise RunError(
             f"the sums of {path} are of images that {method.name} or train.augmentation changes "
             f"anew in every round, so that they cannot be made once more. {begin_again}"

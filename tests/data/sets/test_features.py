@@ -97,6 +97,16 @@ def test_csv_parquet_lists_and_safetensors_are_one_table(table):
     assert other.class_names == ("0", "1", "2")
 
 
+def test_several_tensors_of_features_are_columns_of_their_own(tmp_path):
+    random = numpy.random.default_rng(0)
+    near, far = (random.normal(size=(6, width)).astype("float32") for width in (4, 2))
+    tensors = {"label": numpy.arange(6) % 2, "domain": numpy.arange(6) // 3, "f": near, "g": far}
+    save_file(tensors, tmp_path / "t.safetensors")
+    found = load_source("features", tmp_path / "t.safetensors")
+    assert found.feature_names == ("f 0", "f 1", "f 2", "f 3", "g 0", "g 1")
+    numpy.testing.assert_array_equal(found.images, numpy.concatenate([near, far], 1))
+
+
 def test_columns_have_other_names_and_clients_and_splits(table):
     frame = frame_of().rename(columns={"label": "organ", "domain": "site", "path": "slide"})
     frame["client"] = numpy.arange(len(frame)) % 4
