@@ -85,9 +85,8 @@ def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[
     partitioned: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
     for domain, counts in zip(found.domain_ids, found.counts.T):
         rows = random.permutation(np.flatnonzero(domains == domain))
-        for client_rows, part in zip(
-            partitioned, np.split(rows, _bounds(counts, len(rows), random))
-        ):
+        cuts = _bounds(counts, len(rows), random)
+        for client_rows, part in zip(partitioned, np.split(rows, cuts)):
             client_rows.append(part)
     return [np.sort(np.concatenate(parts)) for parts in partitioned]
 

@@ -389,10 +389,8 @@ class Images(Clients):
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
             names = holders[self.splits.train]
-            # Another rule that counts clients by itself may deal otherwise.
-            if numpy.array_equal(
-                numpy.unique(names, return_inverse=True)[1], self.partition.owners
-            ):
+            _, owners = numpy.unique(names, return_inverse=True)
+            if numpy.array_equal(owners, self.partition.owners):  # other rules deal otherwise
                 return held_alike(names, holders[rows])
         held, cells = self.partition, self.table.domains
         if self.by_class:  # then an image counts as one of its class in its domain
