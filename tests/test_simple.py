@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feddg
+from feddg.data.decoding import decode_image
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
@@ -264,6 +265,14 @@ def test_an_interval_over_patients_is_that_of_their_sums():
         fed.evaluate(Colours(1), groups=patients[:-1])
 
 
+@pytest.mark.parametrize("patients", [["a", None, "b"], ["a", float("nan"), "b"], ["a", "", "b"]])
+def test_an_image_of_no_patient_is_named(patients):
+    fed = feddg.Federation([Colours(0)], own_network())
+    pairs = [Colours(1)[number] for number in range(3)]
+    with pytest.raises(ExperimentError, match="site, image 1 has the group"):
+        fed.evaluate(pairs, "site", groups=patients)
+
+
 def test_a_head_without_a_bias_is_not_solved_for():
     model = own_network()
     model[-1] = nn.Linear(32, 3, bias=False)
@@ -469,6 +478,28 @@ def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(t
     assert (about["resize"], about["range"]) == ("crop", "full")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
     feddg.Federation([site[:1], site], norm)
+
+
+def test_an_experiments_federation_reads_images_as_a_models_file_does(tmp_path):
+    chosen = Experiment(
+        data={"source": "digits", "image_size": 16, "resize": "crop"},
+        hold_out="ink",
+        clients={"number": 2},
+        model={"backbone": "cnn", "weights": None},
+        train={"rounds": 1, "local_steps": 1},
+    )
+    fed = feddg.Federation.of(chosen, tmp_path / "cache").fit(1)
+    pixels = numpy.random.default_rng(0).integers(0, 256, (20, 36, 3), numpy.uint8)
+    image, upright = Image.fromarray(pixels), Image.Exif()
+    upright[0x0112] = 6  # as a telephone held upright writes it
+    files = [tmp_path / "wide.png", tmp_path / "turned.png"]
+    image.save(files[0])
+    image.save(files[1], exif=upright)
+    given = [Image.open(file) for file in files]
+    decoded = [Image.fromarray(decode_image(file, 16, "crop")) for file in files]
+    assert torch.equal(fed.predict(given), fed.predict(decoded))
+    scores = [fed.evaluate([(image, 0) for image in images]) for images in (given, decoded)]
+    assert scores[0].loss == scores[1].loss
 
 
 def test_an_experiment_of_a_run_is_run_as_it_was(tmp_path, caplog):

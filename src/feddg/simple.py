@@ -10,19 +10,20 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from feddg.clients.client import Examples
 from feddg.data.augment import can_move, cannot_move, shows_pixels
 from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
 from feddg.data.data_set import find_augmentation
-from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
+from feddg.data.decoding import Resize, UnusableImageError, as_rgb, hash_of, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Progress, emit, silent, warn, warning
 from feddg.errors import ExperimentError, FeddgError, RunError, first_names, nearest
@@ -41,6 +42,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import about_normalization
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
+from feddg.runs.beforehand import with_weights_at_hand
 from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,
@@ -171,6 +173,8 @@ class Federation(federation.Federation):
                 f"{start.classes} logits: name each of them"
             )
         self.names = tuple(class_names or ())
+        if len({*self.names}) < len(self.names) or not all(map(str.strip, self.names)):
+            raise ExperimentError("class_names: a class has no name, or two have the same")
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             if not self.names:
@@ -230,6 +234,7 @@ class Federation(federation.Federation):
             experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
         """
+        experiment = with_weights_at_hand(experiment)  # and with the number of features
         made = in_process(experiment, cache_folder(cache), make=_OfExperiment)
         assert isinstance(made, Federation)
         return made
@@ -281,7 +286,8 @@ class Federation(federation.Federation):
             ExperimentError: an image or target cannot be used, or groups are not one an image.
         """
         task = self.worker.task
-        images, targets = read_images(dataset, name, self.image_size, task)
+        resize = self.settings.data.resize
+        images, targets = read_images(dataset, name, self.image_size, task, resize)
         if task.has_classes:
             targets = self._renumbered(dataset, targets, name)
         example = self.clients[0].labels[:1].numpy()
@@ -293,8 +299,7 @@ class Federation(federation.Federation):
                 raise ExperimentError(
                     f"{name} has {len(targets)} images and {len(groups)} groups: give one for each"
                 )
-            numbers = numpy.unique(numpy.asarray(groups), return_inverse=True)[1]
-            evaluation = replace(evaluation, groups=numbers)
+            evaluation = replace(evaluation, groups=_numbered(groups, name))
         (score,) = self.scores(evaluation, self.weights)
         return score
 
@@ -304,7 +309,7 @@ class Federation(federation.Federation):
         Columns are in the order of :attr:`class_names`, which need not be the data set's own.
         Under another task than classification, returns the network's outputs ``(n, ...)``.
         """
-        pixels, _ = read_images(images, "images", self.image_size, None)
+        pixels, _ = read_images(images, "images", self.image_size, None, self.settings.data.resize)
         none = numpy.zeros(len(pixels), dtype=numpy.int64)
         evaluation = self._evaluation(pixels, none, {}, "images")
         evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
@@ -333,6 +338,7 @@ class Federation(federation.Federation):
         about = {
             "class_names": list(self.class_names),
             "image_size": self.image_size,
+            "depths": self.clients.contents.bit_depths if isinstance(self.clients, Images) else (),
             **{name: getattr(data, name) for name in ("resize", "range", "bands", "tile")},
             "method": self.method.name,
             "round": self.server.state.round,
@@ -519,7 +525,11 @@ def _all_names(
 
 
 def read_images(
-    dataset: Any, name: str, size: int | None = None, task: Task | None = CLASSIFICATION
+    dataset: Any,
+    name: str,
+    size: int | None = None,
+    task: Task | None = CLASSIFICATION,
+    resize: Resize = "squash",
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Reads a data set: pixels ``(n, size, size, 3)`` uint8, and class ids ``(n,)`` int64.
 
@@ -529,6 +539,7 @@ def read_images(
         size: side in pixels that images are resized to; by default that of the first image, which
             must be square.
         task: what the targets are for, ``(n, ...)`` of any type; None if only images are read.
+        resize: how an image becomes square.
 
     Raises:
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
@@ -562,7 +573,7 @@ def read_images(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "
                     f"and must be {size} x {size}: resize both in the data set"
                 )
-            array = make_square(Image.fromarray(array), size)
+            array = make_square(Image.fromarray(array), size, resize)
         if targets and target.shape != targets[0].shape:
             raise ExperimentError(
                 f"{where} has a target {target.shape}, but the first is {targets[0].shape}; all "
@@ -635,7 +646,7 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
     """Returns an image as ``(H, W, 3)`` uint8."""
     if isinstance(image, Image.Image):
         try:
-            return numpy.asarray(as_rgb(image))
+            return numpy.asarray(as_rgb(ImageOps.exif_transpose(image)))
         except UnusableImageError as error:
             raise ExperimentError(f"{where} {error.reason}; give floats in [0, 1]") from None
     if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] not in (1, 3):
@@ -651,6 +662,23 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
     elif image.dtype != torch.uint8:
         raise ExperimentError(f"{where} has values of {image.dtype}; give uint8, or [0, 1]")
     return image.to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
+
+
+def _numbered(groups: Sequence[Any], name: str) -> numpy.ndarray:
+    """Returns a number for each image's group, ``(n,)`` int64.
+
+    Raises:
+        ExperimentError: an image has none; names the first.
+    """
+    numbers: dict[Any, int] = {}
+    listed = groups.tolist() if hasattr(groups, "tolist") else [*groups]
+    for index, group in enumerate(listed):
+        if group in ("", None) or group != group or not isinstance(group, Real | str):
+            raise ExperimentError(
+                f"{name}, image {index} has the group {group!r}: give each image a number or text"
+            )
+        numbers.setdefault(group, len(numbers))
+    return numpy.array([numbers[group] for group in listed])
 
 
 def _domains(

@@ -280,6 +280,18 @@ def test_a_published_data_set_asks_which_domain_is_held_out(tmp_path):
         load_images(digits, tmp_path, lambda *_: None)
 
 
+def test_depths_are_those_of_the_bands_that_become_colours(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    (tmp_path / "a/x").mkdir(parents=True)
+    for number, infrared in enumerate((4095, 1023)):
+        values = np.full((8, 8, 4), 1000, np.uint16)
+        values[0, 0] = (1500, 1500, 1500, infrared)
+        file = tmp_path / f"a/x/{number}.tif"
+        tifffile.imwrite(file, values, photometric="rgb", extrasamples=["unassalpha"])
+    assert survey(from_folder(tmp_path), Reading(bands=(4, 3, 2))).depths == {"a": 12}
+    assert survey(from_folder(tmp_path), Reading(bands=(1, 2, 3))).depths == {"a": 11}
+
+
 def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):
     monkeypatch.setattr("feddg.data.inspection.MOST_PIXELS", 100)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)

@@ -612,8 +612,11 @@ def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool]]:
         samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
         if samples is None:
             return 0, False
-        veil = samples.alpha and _half_transparent(samples.values[:, :, -1])
-        return (0 if samples.values.dtype == np.uint8 else bits_used(samples.colours)), veil
+        veil, values = samples.alpha and _half_transparent(samples.values[:, :, -1]), samples.values
+        colours, bands = samples.colours, reading.bands
+        if bands and max(bands) <= values.shape[2]:  # else decoding says so
+            colours = values[:, :, [band - 1 for band in bands]]
+        return (0 if values.dtype == np.uint8 else bits_used(colours)), veil
 
     with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(look, files))
