@@ -18,10 +18,10 @@ from feddg.api import resume, run
 from feddg.clients.threads import threads
 from feddg.errors import DataError, ExperimentError, RunError, WorkerLost
 from feddg.experiment import Experiment
-from feddg.federation.workers import Channel
 from feddg.methods.base import State
 from feddg.privacy import noise
 from feddg.runs import workers
+from feddg.runs.channel import Channel
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import in_process
@@ -338,7 +338,7 @@ def test_workers_end_with_their_killed_parent_and_leave_nothing(tmp_path):
 
 
 def test_workers_that_do_not_come_are_not_waited_for_for_days(monkeypatch):
-    monkeypatch.setattr("feddg.federation.workers.MINUTES_TO_JOIN", 0)
-    monkeypatch.setattr("feddg.federation.workers.dist.init_process_group", lambda: Event().wait(9))
+    monkeypatch.setattr("feddg.runs.channel.MINUTES_TO_JOIN", 0)
+    monkeypatch.setattr("feddg.runs.channel.dist.init_process_group", lambda: Event().wait(9))
     with pytest.raises(WorkerLost, match="not all workers came within 0 minutes"):
         Channel().join(dict)

@@ -28,7 +28,9 @@ from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_w
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
-from feddg.federation.workers import (
+from feddg.messages import Message, under
+from feddg.models.precision import choose_device
+from feddg.runs.channel import (
     FAILED,
     MINUTES_TO_JOIN,
     PREDICT,
@@ -38,8 +40,6 @@ from feddg.federation.workers import (
     share_of_batches,
     work_on,
 )
-from feddg.messages import Message, under
-from feddg.models.precision import choose_device
 from feddg.runs.prepare import Prepare, federation_of, images_of, in_process, load_images
 from feddg.runs.processes import Child, child, death, end, with_parent
 from feddg.storage import cache_folder
