@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from feddg.clients.threads import share_of_process, threads, threads_per_job
+from feddg.clients.threads import share_of_process, threads
 from feddg.data.decoding import hash_of
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
@@ -41,7 +41,7 @@ from feddg.runs.channel import (
     work_on,
 )
 from feddg.runs.prepare import Prepare, federation_of, images_of, in_process, load_images
-from feddg.runs.processes import Child, child, death, end, with_parent
+from feddg.runs.processes import Child, child, death, end, threads_per_job, with_parent
 from feddg.storage import cache_folder
 
 RUN, END = "run", "end"
