@@ -81,8 +81,7 @@ def left_by(folder):
     lines = [line for name in names for line in (folder / name).read_text().splitlines()]
     rows = [json.loads(line) for line in lines]
     for row in rows:
-        for key in ("seconds", "images_per_second"):
-            row.pop(key, None)
+        row.pop("seconds", None)
     files = sorted((folder / "checkpoint").glob("*.safetensors"))
     tensors = {(f.name, name): t for f in files for name, t in load_file(f).items()}
     return tensors, rows, (folder / "ledger.jsonl").read_text()
