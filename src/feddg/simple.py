@@ -34,7 +34,6 @@ from feddg.federation.federation import prepared_network
 from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
-from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.dropout import draw_dropout_from
@@ -43,6 +42,7 @@ from feddg.models.normalization import about_normalization
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.beforehand import with_weights_at_hand
+from feddg.runs.idle import idle_clients, unreached_weight
 from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,

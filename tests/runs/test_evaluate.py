@@ -236,9 +236,9 @@ def test_what_is_served_is_measured_whenever_the_last_weights_are(tmp_path, cach
         measured[row["weights"]].add(row["round"])
     assert measured == {"last": {0, 1, 2, 3, 4}, "ema": {1, 2, 3, 4}}
     assert load_trained(folder).which == "ema"
-    with pytest.raises(RunError, match=r"no 'swa' model: its evaluate\.averages is never"):
+    with pytest.raises(RunError, match=r"no 'swa' model, which takes evaluate\.averages"):
         load_model(folder, which="swa")
-    with pytest.raises(RunError, match=r"'wise_ft' model: that takes server\.wise_ft"):
+    with pytest.raises(RunError, match=r"'wise_ft' model, which takes server\.wise_ft"):
         load_model(folder, which="wise_ft")
 
 

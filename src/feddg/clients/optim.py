@@ -60,8 +60,7 @@ class MemoryOrder(torch.optim.Optimizer):
     """An optimizer that treats each number alone.
 
     Raises:
-        ClientError: on a step that its kernel cannot do: a gradient is sparse, or of another type
-            or device than its parameter, or its memory has holes (:func:`_lay_out`).
+        ClientError: on a step that its kernel cannot do: memory has holes (:func:`_lay_out`).
     """
 
     moments: tuple[str, ...]
@@ -89,8 +88,6 @@ class MemoryOrder(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
-            for parameter, gradient in zip(parameters, gradients):
-                _require_alike(parameter, gradient)
             self._move(group, parameters, gradients)
         return loss
 
@@ -221,16 +218,6 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
         views[1] = views[1].contiguous()
         for into, view in zip((parameters, gradients, *state), views):
             into[place] = view
-
-
-def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
-    own, its = ((t.layout, t.dtype, t.device) for t in (parameter, gradient))
-    if own != its:
-        raise _refusal(
-            parameter,
-            "has a gradient that is {}, {}, on {}, and is itself {}, {}, on {}".format(*its, *own),
-            "make the gradient dense and of the parameter's type and device",
-        )
 
 
 def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:

@@ -27,7 +27,6 @@ from feddg.clients.threads import (
     SHARE_OF_MEMORY,
     available_cores,
     share_of_process,
-    threads_per_job,
     training_memory,
 )
 from feddg.comparison.plan import Cell
@@ -41,7 +40,7 @@ from feddg.records import RoundRow
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.processes import Child, child, death, end, with_parent
+from feddg.runs.processes import Child, child, death, end, threads_per_job, with_parent
 from feddg.settings import Settings
 
 LOG_FOLDER = "logs"

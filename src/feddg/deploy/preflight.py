@@ -337,7 +337,8 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         parts = (pair, network, method, alone)
         federation = Federation(*parts, defences=NO_DEFENCES, workers=[worker])
         federation.start()
-        quickest = min(quickest, 1 / federation.server.round().images_per_second)
+        row = federation.server.round()
+        quickest = min(quickest, row.seconds["train"] / row.images)
     return quickest
 
 

@@ -27,8 +27,6 @@ from feddg.experiment import Experiment
 from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
-from feddg.methods.base import require_network_fit
-from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.records import (
     DOMAIN_SCORES,
@@ -277,7 +275,6 @@ def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
         FeddgError: the run cannot start or continue; earlier results are kept.
     """
     experiment = read_experiment(run_config)
-    require_network_fit(method_class(experiment.method.name))
     deployment = Deployment.read(run_config)
     names = deployment.sites
     if len(set(names)) < len(names) or len(names) != experiment.clients.number:

@@ -20,7 +20,6 @@ from feddg.data.data_set import DATA_SETS, load_source
 from feddg.data.images import plain_name
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
-from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
 from feddg.records import JsonFile
@@ -166,6 +165,12 @@ def require_fit_for_sites(experiment: Experiment) -> None:
     Raises:
         ExperimentError: they cannot, or tables of features are of nobody knows how many.
     """
+    method = method_class(experiment.method.name)
+    if method.in_process_only:
+        raise ExperimentError(
+            f"{method.name} cannot run over a network: {method.in_process_only}; "
+            "`feddg run` runs it in one process"
+        )
     if experiment.data.id_val or experiment.data.id_test:
         raise ExperimentError(
             "sites train on all their images: set data.id_val and data.id_test to 0"
@@ -231,7 +236,6 @@ def write_app(
     else:
         data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0})
         experiment = experiment.model_copy(update={"data": data})
-    require_network_fit(method_class(experiment.method.name))
     require_fit_for_sites(experiment)
     if min_sites > len(sites):
         raise ExperimentError(f"min-sites is {min_sites}; there are {len(sites)} sites")

@@ -567,15 +567,6 @@ def has_global_model(method: Method, network: nn.Module) -> bool:
     return not network.state_dict().keys() <= local_names(method, network)
 
 
-def require_network_fit(method: type[Method]) -> None:
-    """Raises ExperimentError if a method cannot run over a network."""
-    if method.in_process_only:
-        raise ExperimentError(
-            f"{method.name} cannot run over a network: {method.in_process_only}; "
-            "`feddg run` runs it in one process"
-        )
-
-
 def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the trained parameters that all clients share, by name, without buffers."""
     local = local_names(method, network)

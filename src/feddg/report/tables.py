@@ -24,7 +24,6 @@ from feddg.comparison.statistics import (
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import first_names
-from feddg.methods.domains import DEAL_OUT, ONE_DOMAIN
 from feddg.records import TEST, as_cell, as_csv
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Prose, Section, Table
 from feddg.report.text import (
@@ -38,6 +37,7 @@ from feddg.report.text import (
     table_from,
 )
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING
+from feddg.runs.idle import DEAL_OUT, ONE_DOMAIN
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.text import (

@@ -14,8 +14,8 @@ from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.experiment import Experiment
-from feddg.methods.domains import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
+from feddg.runs.idle import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.runs.reading import Run, going_on, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET

@@ -74,11 +74,11 @@ from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.inprocess import InProcess
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.models.network import Network
 from feddg.models.normalization import about_normalization
 from feddg.records import BadImageRow, ClientRow, ClientsTable
+from feddg.runs.idle import idle_clients, unreached_weight
 from feddg.settings import (
     IMAGENET,
     DataSettings,
