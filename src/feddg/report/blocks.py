@@ -92,20 +92,10 @@ class Gallery(Block):
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One key number: label, value, explanation, and whether it is emphasised."""
-
-    label: str
-    value: str
-    note: str = ""
-    accent: bool = False
-
-
-@dataclass(frozen=True)
 class Facts(Block):
-    """Key numbers, side by side."""
+    """Key numbers, side by side; a row has a label, the value, and an explanation."""
 
-    facts: Sequence[Fact]
+    rows: Sequence[Sequence[Cell]]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from feddg.report.blocks import (
     Answers,
     Block,
     Code,
-    Fact,
     Facts,
     Fold,
     Gallery,
@@ -324,7 +323,7 @@ def _key_facts(run: Run) -> Facts:
         cost=cost_of(run),
         classes=_class_names(run),
     )
-    return Facts([Fact(name.text, v.text, note.text, v.strong) for name, v, note in facts.rows])
+    return Facts(facts.rows)
 
 
 def _class_names(run: Run) -> Sequence[str]:
