@@ -23,7 +23,7 @@ from feddg.comparison.results_file import (
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warn, warning
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
 from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
@@ -167,21 +167,8 @@ class Results:
                     )
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
-        content = ComparisonFile.of(plan, cells)
-        filled = [cell for cell in content.cells if cell.place in by_place]
-        placed = [by_place[cell.place] for cell in filled]
-        other = [r for r, cell in zip(placed, filled) if r.experiment not in ("", cell.experiment)]
-        # Tuned values are not in the plan; a --root or --weights beside it makes all others.
-        if 0 < len(other) < len(placed) and plan.tune is None:
-            one = other[0]
-            warn(
-                "other-experiments",
-                f"{name}: {len(other)} of {len(placed)} results are of other experiments than the "
-                f"plan has in their place (first {one.method}, {one.heading}, seed "
-                f"{one.seed}).",
-                "Take the plan that they were made with, or run them anew.",
-            )
-        return content.results(placed)
+        placed = [by_place[cell.place] for cell in cells if cell.place in by_place]
+        return ComparisonFile.of(plan, cells).results(placed)
 
     @cached_property
     def default_rule(self) -> SelectionRule:
