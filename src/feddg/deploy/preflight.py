@@ -24,8 +24,8 @@ from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join, trusted_keys
-from feddg.deploy.site import copies_in, list_images
+from feddg.deploy.setup import JoinFile, public_key, read_join, trusted_keys
+from feddg.deploy.site import copies_in, held_out_among, list_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment

@@ -6,7 +6,7 @@ import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +29,19 @@ from feddg.data.fingerprint import (
     images_file,
 )
 from feddg.data.groups import with_groups
-from feddg.data.images import ImageTable, check_folder, from_class_folders
+from feddg.data.images import ImageTable, check_folder, from_class_folders, plain_name
 from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
-from feddg.deploy.setup import SITE_NAME, held_out_among, require_fit_for_sites
-from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
+from feddg.deploy.wire import (
+    CONTEXT,
+    SITE_NAME,
+    TARGETS,
+    Payload,
+    Registration,
+    Request,
+    explained,
+)
 from feddg.diagnostics import Diagnostic
 from feddg.errors import (
     ClientError,
@@ -237,6 +244,12 @@ def list_images(
     return table.without(held_out_among(table.domain_names, data.leave_out))
 
 
+def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
+    """Returns a site's domains that an experiment holds out, whatever their spelling."""
+    excluded = set(map(plain_name, held_out))
+    return [name for name in domains if plain_name(name) in excluded]
+
+
 def _unlabelled_images(root: Path, site: str) -> ImageTable:
     check_folder(root)
     paths = tuple(file.relative_to(root).as_posix() for file in image_files([root]))
@@ -361,6 +374,28 @@ class SiteConfig(Settings):
     def cache_folder(self) -> Path:
         """The site's cache folder, the user's cache by default."""
         return cache_folder(self.cache).expanduser()
+
+
+def require_fit_for_sites(experiment: Experiment) -> None:
+    """Checks that sites, which train on all their images, can do what an experiment says.
+
+    Raises:
+        ExperimentError: they cannot, or tables of features are of nobody knows how many.
+    """
+    if experiment.data.id_val or experiment.data.id_test:
+        raise ExperimentError(
+            "sites train on all their images: set data.id_val and data.id_test to 0"
+        )
+    if experiment.evaluate.decision is not None or experiment.train.select_every:
+        raise ExperimentError(
+            "sites set no validation images aside, on which evaluate.decision and "
+            "train.select_every choose: leave them out"
+        )
+    if experiment.data.source == FEATURES and experiment.data.features is None:
+        raise ExperimentError(
+            "sites have tables of features, and the experiment does not say of how many: set "
+            "data.features to the number in a row"
+        )
 
 
 def read_experiment(run_config: Mapping[str, object]) -> Experiment:

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from pydantic import Field, NonNegativeInt
 
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import held_out_among
+from feddg.deploy.site import held_out_among
 from feddg.deploy.wire import (
     ASK,
     CONTEXT,
