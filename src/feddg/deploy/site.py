@@ -1,6 +1,5 @@
 """A site: its image folder, device, cache and memory."""
 
-import functools
 import logging
 import pkgutil
 import re
@@ -418,13 +417,6 @@ def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     return experiment
 
 
-@functools.lru_cache(maxsize=1)
-def _experiment_at(text: object, device: str) -> Experiment:
-    # Every message of a run brings the same text: a process reads it once.
-    experiment = read_experiment({"experiment": text})
-    return experiment.model_copy(update={"device": device})
-
-
 class MissingContext(FeddgError):
     """Raised if the site has no shared context, or has lost it."""
 
@@ -438,7 +430,8 @@ class Site:
 
     def __init__(self, node_config: Mapping[str, object], run_config: Mapping[str, object]) -> None:
         self.config = SiteConfig.read(node_config)
-        self.experiment = _experiment_at(run_config.get("experiment"), self.config.device)
+        experiment = read_experiment(run_config)
+        self.experiment = experiment.model_copy(update={"device": self.config.device})
         self.table, self.pixels = load_pixels(
             self.config.images,
             self.config.domain,
