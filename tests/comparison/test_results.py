@@ -826,20 +826,6 @@ def test_results_of_one_column_on_different_images_are_warned_about(folder_maker
     assert not found_in(results_of(folders), "different-images")
 
 
-def test_results_of_other_experiments_than_the_plans_are_warned_about(caplog):
-    plan = load_plan(PLAN)
-    rows = [
-        row_of(0.5, cell.method, cell.held_out, experiment=cell.portable_id)
-        for cell in expand_plan(plan)
-    ]
-    changed = load_plan(PLAN | {"methods": ["fedavg", {"name": "fedprox", "mu": 0.7}]})
-    assert len(Results.of_rows(rows, plan).rows) == 2
-    assert not caplog.text
-    assert len(Results.of_rows(rows, changed, "kept.csv").rows) == 2
-    assert "kept.csv: 1 of 2 results are of other experiments than the plan has" in caplog.text
-    assert "(first fedprox, sketch, seed 0)" in caplog.text
-
-
 def test_several_precisions_in_one_column_are_named(folder_maker):
     rows = [
         row_of(0.5, method, machine=f"x86_64, {device}, 8 threads")

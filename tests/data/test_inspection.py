@@ -386,3 +386,6 @@ def test_a_client_with_most_of_the_images_is_warned_about(subtests):
             if found:
                 share = max(sizes) / sum(sizes)
                 assert found[0].text.startswith(f"Client {said} of {len(sizes)} holds {share:.0%}")
+    (found,) = about_clients([20, 80], ["north", "south"])
+    assert found.text.startswith("Site south holds 80% of the training images")
+    assert "Ask it whether it does" in found.advice

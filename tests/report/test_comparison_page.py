@@ -20,7 +20,7 @@ from feddg.comparison.statistics import paired_margin
 from feddg.diagnostics import Diagnostic, warning
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
-from feddg.report.blocks import Chart, Facts, Fold, Prose, Table
+from feddg.report.blocks import Chart, Fold, Prose, Table
 from feddg.report.charts import line_styles
 from feddg.report.comparison_page import comparison_page
 from feddg.report.page import write_comparison, write_report
@@ -445,8 +445,6 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
     rows = texts(accuracy_table(results, FINAL))
     assert "FedAvg (no better than majority class in all 3 runs)" in rows
     assert "PARDON" in rows
-    (facts,) = [block for block in page.opening if isinstance(block, Facts)]
-    assert not any(fact.accent for fact in facts.facts)
 
 
 @pytest.mark.parametrize("gain", [0.2, -0.5])
@@ -641,9 +639,6 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     (line,) = re.findall("`([^`]+)`", box.text)
     assert shlex.split(line) == ["feddg", "run", f"{folders[0]}/experiment.yaml", "--rounds", "24"]
     assert not [text for one in page.sections for text in strong_cells(one.blocks)]
-    assert not any(
-        fact.accent for one in page.opening if isinstance(one, Facts) for fact in one.facts
-    )
     text = write_report(folders, tmp_path / "page.html").read_text("utf-8")
     assert text.count("No method here is fit to use") == 1
     for winner in ("points more than", "recognised 60", "has the best average", "may be chance"):
@@ -732,8 +727,8 @@ def test_a_comparison_page_is_of_one_rule(tmp_path):
         "one kind of model, “mean of the last rounds”: every run serves it" in t for t in top
     )
     own = percent(33 / 39)
-    (facts,) = [one for one in page.opening if isinstance(one, Facts)]
-    assert {fact.value.split(" ±")[0] for fact in facts.facts} == {own}
+    accuracies = page.sections[0].blocks[0]
+    assert {row[1].text.split(" ±")[0] for row in accuracies.rows} == {own}
     (metrics,) = next(one for one in page.sections if one.title == "Metrics").blocks
     assert metrics.rows[0][2].text == own
     assert metrics.rows[0][metrics_column(metrics, "Macro-F1")].text == "90.0"

@@ -21,7 +21,7 @@ from feddg.comparison.results_file import (
 from feddg.diagnostics import Diagnostic, silent, warning
 from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
-from feddg.models.backbones import build_network, require_weights
+from feddg.models.backbones import build_network
 from feddg.runs.beforehand import forecast
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
@@ -263,11 +263,11 @@ def _why_none(cells: Sequence[Cell], cache: Path | None) -> FeddgError | None:
 
 def _have_weights(model: ModelSettings) -> bool:
     """Whether pretrained weights are there and fit, so that something else of a run is missing."""
-    with suppress(WeightsError):
-        require_weights(model.backbone, model.weights)
+    try:
         build_network(model.backbone, 2, weights=model.weights)
-        return True
-    return False
+    except WeightsError:
+        return False
+    return True
 
 
 def carry_out_comparison(

@@ -172,7 +172,6 @@ class Launcher(ABC):
 
     Attributes:
         name: the name that selects it.
-        summary: one line for listings.
         Settings: the class of its options.
         settings: its options.
 
@@ -181,7 +180,6 @@ class Launcher(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     Settings: ClassVar[type[Settings]] = Settings
 
     def __init__(
@@ -284,7 +282,6 @@ class LocalLauncher(Launcher):
     """
 
     name = "local"
-    summary = "processes on this machine"
     Settings = LocalSettings
 
     def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:
@@ -461,7 +458,6 @@ class SlurmLauncher(Launcher):
     """
 
     name = "slurm"
-    summary = "jobs of a Slurm cluster"
     Settings = SlurmSettings
 
     def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:

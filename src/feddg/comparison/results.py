@@ -23,7 +23,7 @@ from feddg.comparison.results_file import (
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warn, warning
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
 from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
@@ -167,21 +167,8 @@ class Results:
                     )
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
-        content = ComparisonFile.of(plan, cells)
-        filled = [cell for cell in content.cells if cell.place in by_place]
-        placed = [by_place[cell.place] for cell in filled]
-        other = [r for r, cell in zip(placed, filled) if r.experiment not in ("", cell.experiment)]
-        # Tuned values are not in the plan; a --root or --weights beside it makes all others.
-        if 0 < len(other) < len(placed) and plan.tune is None:
-            one = other[0]
-            warn(
-                "other-experiments",
-                f"{name}: {len(other)} of {len(placed)} results are of other experiments than the "
-                f"plan has in their place (first {one.method}, {one.heading}, seed "
-                f"{one.seed}).",
-                "Take the plan that they were made with, or run them anew.",
-            )
-        return content.results(placed)
+        placed = [by_place[cell.place] for cell in cells if cell.place in by_place]
+        return ComparisonFile.of(plan, cells).results(placed)
 
     @cached_property
     def default_rule(self) -> SelectionRule:
@@ -536,16 +523,13 @@ def _about_tasks(
 
     A method of one round trains in its own way.
     """
-    tasks = [
-        {
-            name: value
-            for name, value in fields.items()
-            if name.startswith(_OF_A_TASK)
-            and not (run.has_one_round and ("train." in name or name == "clients.per_round"))
-        }
+    values = grouped(
+        (name, value)
         for run, fields in zip(runs, settings)
-    ]
-    values = grouped((name, value) for task in tasks for name, value in task.items())
+        for name, value in fields.items()
+        if name.startswith(_OF_A_TASK)
+        and not (run.has_one_round and ("train." in name or name == "clients.per_round"))
+    )
     unlike = [name for name, own in values.items() if len({*own}) > 1 and name not in {*axes}]
     if unlike:
         text = (
@@ -575,16 +559,14 @@ def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
         {name: fields.pop(name) for name in [*fields] if name.startswith(_OF_IMAGES)}
         for fields in settings
     ]
-    if not differing(read):
+    unlike = differing(read)
+    if not unlike:
         return [{} for _ in settings]
-    texts = [", ".join(fields.values()) for fields in read]
-    if len({*texts}) < len({tuple(sorted(of.items())) for of in read}):  # options of other names
-        texts = [", ".join(f"{name} {value}" for name, value in of.items()) for of in read]
-    said = ((of.get("data.root", "none"), of["data.source"]) for of in read)
-    roots = (source if root == "none" else root for root, source in said)
-    short = dict(zip(texts, (Path(root).name for root in roots)))
-    unique = len({*short.values()}) == len(short)
-    return [{DATA: short[text] if unique else text} for text in texts]
+    whole = [", ".join(f"{name} {of[name]}" for name in unlike if name in of) for of in read]
+    roots = [(of.get("data.root", "none"), of["data.source"]) for of in read]
+    brief = [source if root == "none" else Path(root).name for root, source in roots]
+    names = brief if len({*brief}) == len({*whole}) else whole
+    return [{DATA: name} for name in names]
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:

@@ -227,18 +227,22 @@ def about_splits(
             )
 
 
-def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
+def about_clients(sizes: Sequence[int], sites: Sequence[str] = ()) -> Iterator[Diagnostic]:
     """Finds a client that dominates the shared model by its number of images.
 
     Args:
         sizes: the training images of each client.
+        sites: the names of the clients, if they are sites, which say themselves what they have.
     """
     largest, total = max(sizes, default=0), sum(sizes)
     if len(sizes) > 1 and largest > max(HALF, 1.5 / len(sizes)) * total:
+        place = list(sizes).index(largest)
+        who = f"Site {sites[place]}" if sites else f"Client {place} of {len(sizes)}"
         yield warning(
             "one-client-dominates",
-            f"Client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
-            "the training images: the average, which weighs clients by images, is mostly its own.",
+            f"{who} holds {largest / total:.0%} of the training images: the average, which weighs "
+            "clients by images, is mostly its own.",
+            "Ask it whether it does, or use a defence that counts sites alike." if sites else "",
         )
 
 

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import Numbered, joined
+from feddg.data.inspection import about_clients
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.site import list_images, load_pixels, on_all_images, positions, read_experiment
 from feddg.deploy.transport import DeploymentFile, FlowerTransport, Policy
@@ -50,8 +51,6 @@ log = logging.getLogger("feddg")
 TRAFFIC = "traffic.jsonl"
 MOST_LOSS = 1e6
 """A site's mean cross-entropy above this is no number that a mean over sites could use."""
-MOST_SHARE = 0.8
-"""A site with more than this share of all images is reported as dominant."""
 
 
 def _split(names: object) -> object:
@@ -333,7 +332,8 @@ def _prepared(
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val, *tested),
     )
     registered = transport.gather(deployment.minimum)
-    _warn_of_dominance({names[id]: registration.images for id, registration in registered.items()})
+    sizes = [registration.images for registration in registered.values()]
+    emit(*about_clients(sizes, [names[id] for id in registered]))
     if not known.classes:
         known.classes.extend(_classes(names, registered))
 
@@ -360,19 +360,6 @@ def _prepared(
         deployment, experiment, sites.held, federation.worker, cache
     )
     return federation
-
-
-def _warn_of_dominance(images: Mapping[str, int]) -> None:
-    """Warns if one site holds most of the images, by its own count."""
-    name = max(images, key=images.__getitem__)
-    share = images[name] / sum(images.values())
-    if len(images) > 2 and share > MOST_SHARE:
-        warn(
-            "one-site-dominates",
-            f"Site {name} says that it has {images[name]} images: in a mean by images it is "
-            f"{share:.0%} of the model, whatever the others send.",
-            "Ask it, or use a defence that counts sites alike.",
-        )
 
 
 def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> list[str]:

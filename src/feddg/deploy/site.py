@@ -1,12 +1,11 @@
 """A site: its image folder, device, cache and memory."""
 
-import functools
 import logging
 import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +28,19 @@ from feddg.data.fingerprint import (
     images_file,
 )
 from feddg.data.groups import with_groups
-from feddg.data.images import ImageTable, check_folder, from_class_folders
+from feddg.data.images import ImageTable, check_folder, from_class_folders, plain_name
 from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
-from feddg.deploy.setup import SITE_NAME, held_out_among, require_fit_for_sites
-from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
+from feddg.deploy.wire import (
+    CONTEXT,
+    SITE_NAME,
+    TARGETS,
+    Payload,
+    Registration,
+    Request,
+    explained,
+)
 from feddg.diagnostics import Diagnostic
 from feddg.errors import (
     ClientError,
@@ -237,6 +243,12 @@ def list_images(
     return table.without(held_out_among(table.domain_names, data.leave_out))
 
 
+def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
+    """Returns a site's domains that an experiment holds out, whatever their spelling."""
+    excluded = set(map(plain_name, held_out))
+    return [name for name in domains if plain_name(name) in excluded]
+
+
 def _unlabelled_images(root: Path, site: str) -> ImageTable:
     check_folder(root)
     paths = tuple(file.relative_to(root).as_posix() for file in image_files([root]))
@@ -363,6 +375,34 @@ class SiteConfig(Settings):
         return cache_folder(self.cache).expanduser()
 
 
+def require_fit_for_sites(experiment: Experiment) -> None:
+    """Checks that sites, which train on all their images, can do what an experiment says.
+
+    Raises:
+        ExperimentError: they cannot, or tables of features are of nobody knows how many.
+    """
+    method = method_class(experiment.method.name)
+    if method.in_process_only:
+        raise ExperimentError(
+            f"{method.name} cannot run over a network: {method.in_process_only}; "
+            "`feddg run` runs it in one process"
+        )
+    if experiment.data.id_val or experiment.data.id_test:
+        raise ExperimentError(
+            "sites train on all their images: set data.id_val and data.id_test to 0"
+        )
+    if experiment.evaluate.decision is not None or experiment.train.select_every:
+        raise ExperimentError(
+            "sites set no validation images aside, on which evaluate.decision and "
+            "train.select_every choose: leave them out"
+        )
+    if experiment.data.source == FEATURES and experiment.data.features is None:
+        raise ExperimentError(
+            "sites have tables of features, and the experiment does not say of how many: set "
+            "data.features to the number in a row"
+        )
+
+
 def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     """Returns the experiment in a deployment's run config.
 
@@ -383,13 +423,6 @@ def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     return experiment
 
 
-@functools.lru_cache(maxsize=1)
-def _experiment_at(text: object, device: str) -> Experiment:
-    # Every message of a run brings the same text: a process reads it once.
-    experiment = read_experiment({"experiment": text})
-    return experiment.model_copy(update={"device": device})
-
-
 class MissingContext(FeddgError):
     """Raised if the site has no shared context, or has lost it."""
 
@@ -403,7 +436,8 @@ class Site:
 
     def __init__(self, node_config: Mapping[str, object], run_config: Mapping[str, object]) -> None:
         self.config = SiteConfig.read(node_config)
-        self.experiment = _experiment_at(run_config.get("experiment"), self.config.device)
+        experiment = read_experiment(run_config)
+        self.experiment = experiment.model_copy(update={"device": self.config.device})
         self.table, self.pixels = load_pixels(
             self.config.images,
             self.config.domain,

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from pydantic import Field, NonNegativeInt
 
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import held_out_among
+from feddg.deploy.site import held_out_among
 from feddg.deploy.wire import (
     ASK,
     CONTEXT,
@@ -534,17 +534,11 @@ class NodeRegistry:
                         f"has another file as {setting} than {site!r}; all sites need the same one"
                     )
         for what, most in (("classes", MOST_CLASSES), ("domains", MOST_DOMAINS)):
-            names = {k: set(getattr(each, what)) for k, each in {**others, id: new}.items()}
-            together = set[str]().union(*names.values())
+            own = getattr(new, what).keys()
+            together = set(own).union(*(getattr(each, what) for each in others.values()))
             # Every message to a site names all of them, in one text.
-            size = len(json.dumps(list(together)))
-            if len(together) > most or size > MOST_CHARACTERS:
-                largest = max(names, key=lambda k: len(names[k]))
-                return (
-                    f"names {len(names[id])} {what}: with those of the other sites, of which "
-                    f"{self._sites[largest]!r} names most, {len(names[largest])}, they would be "
-                    f"{len(together)} in {size} characters, more than {most} or {MOST_CHARACTERS}"
-                )
+            if len(together) > most or len(json.dumps(list(together))) > MOST_CHARACTERS:
+                return f"names {len(own)} {what}, too many with those of the other sites"
         return None
 
     def names_of(self, ids: Iterable[int]) -> str:

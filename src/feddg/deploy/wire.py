@@ -24,11 +24,11 @@ from pydantic import (
 from pydantic_core import from_json
 from torch import Tensor
 
-from feddg.deploy.setup import SITE_NAME
 from feddg.errors import ClientError, field_fault
 from feddg.federation.transport import Shape
 from feddg.messages import Message, Scalar, Update, Weights, plain_text
 
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 REGISTER, STATISTICS, ASK = "query.register", "query.statistics", "query.ask"
 TRAIN, EVALUATE = "train", "evaluate"
 CONTEXT = "context"

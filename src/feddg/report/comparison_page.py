@@ -4,18 +4,17 @@ from dataclasses import replace
 from statistics import fmean
 
 from feddg.comparison.results import Results, differing
-from feddg.comparison.statistics import average_over_columns, leads
+from feddg.comparison.statistics import leads
 from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, VAL
 from feddg.report import charts, tables
-from feddg.report.blocks import Block, Fact, Facts, Fold, Page, Prose, Section, Table, section_of
+from feddg.report.blocks import Block, Fold, Page, Prose, Section, Table, section_of
 from feddg.report.run_page import cost_of, data_tags, notices_of, on_data
 from feddg.report.text import AGGREGATE_WORDS, spelled, split_heading, table_from
 from feddg.runs.reading import Run, flatten
 from feddg.runs.table import SELECTION_RULES, in_order
 from feddg.text import counted, listed, readable, short
 
-MOST_FACTS = 8
 MOST_NAMED = 4
 MOST_COLUMNS = 6
 FEW_SETTINGS = 10
@@ -73,7 +72,7 @@ def comparison_page(results: Results) -> Page:
             counted(len(results.seeds), "seed"),
             *data_tags(results.runs()),
         ],
-        opening=[*notices, Prose(tables.model_sentence(results)), *_facts(results)],
+        opening=[*notices, Prose(tables.model_sentence(results))],
         sections=[section for section in sections if section is not None],
     )
 
@@ -90,22 +89,6 @@ def _title(results: Results) -> str:
     if has_title or len(held_out) != 1:
         return title
     return f"{title}, tested on {readable(listed(held_out.pop().split('+')))}"
-
-
-def _facts(results: Results) -> list[Facts]:
-    accuracies, best = results.values(results.default_rule), results.leader
-    ahead = best and best.margin and best.margin.decided and best.margin.mean > 0
-    winner = best.method if best and ahead else None
-    facts = [
-        Fact(
-            spelled(method),
-            tables.spread_text(average_over_columns(shares, results.columns)),
-            tables.method_warnings(results, method) or "held-out test, %",
-            accent=method == winner,
-        )
-        for method, shares in accuracies.items()
-    ]
-    return [Facts(facts)] if len(facts) <= MOST_FACTS else []
 
 
 def _accuracy_section(results: Results) -> Section | None:

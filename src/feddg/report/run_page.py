@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,7 +22,6 @@ from feddg.report.blocks import (
     Answers,
     Block,
     Code,
-    Fact,
     Facts,
     Fold,
     Gallery,
@@ -146,18 +144,8 @@ def data_tags(runs: Sequence[Run]) -> list[str]:
     data = [run.settings.get("data") or {} for run in runs]
     sizes = {fields.get("image_size") for fields in data if not fields.get("features")} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
-    days = sorted(day for run in runs if (day := _day(run)) is not None)
-    if days:
-        first, last = (f"{day.day} {day:%B %Y}" for day in (days[0], days[-1]))
-        tags.append(first if first == last else f"{first} to {last}")
-    return tags
-
-
-def _day(run: Run) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(run.environment.get("started")))
-    except ValueError:
-        return None
+    days = sorted({str(run.environment.get("started", ""))[:10] for run in runs} - {""})
+    return [*tags, *([f"{days[0]} to {days[-1]}"] if len(days) > 1 else days)]
 
 
 def model_sentence(run: Run) -> str:
@@ -305,11 +293,10 @@ def _confusions(run: Run) -> dict[str, charts.Counts]:
 
 def _status_text(run: Run) -> str:
     """The status in a few words."""
-    if run.status == "completed":
-        return f"completed, {counted(run.rounds_done, 'round')}"
     done, planned = run.rounds_done, run.rounds_planned
-    rounds = f"{done} of " if planned not in (None, done) else ""
-    return f"{run.status}, {rounds}{counted(planned or done, 'round')}"
+    if run.status == "completed" or planned is None:
+        return f"{run.status}, {counted(done, 'round')}"
+    return f"{run.status}, {done} of {counted(planned, 'round')}"
 
 
 def _key_facts(run: Run) -> Facts:
@@ -324,7 +311,7 @@ def _key_facts(run: Run) -> Facts:
         cost=cost_of(run),
         classes=_class_names(run),
     )
-    return Facts([Fact(name.text, v.text, note.text, v.strong) for name, v, note in facts.rows])
+    return Facts(facts.rows)
 
 
 def _class_names(run: Run) -> Sequence[str]:

@@ -522,22 +522,15 @@ _LATEX = str.maketrans(
 
 def to_latex(table: Table) -> str:
     """Returns a table as a LaTeX ``table`` environment; needs the package ``booktabs``."""
+    from pandas import DataFrame
+
     heads, rows = _texts(table, lambda text: text.translate(_LATEX), r"\textbf{%s}")
     form = "".join("r" if column.numeric else "l" for column in table.columns)
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\begin{{tabular}}{{{form}}}",
-        r"\toprule",
-        " & ".join(heads) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        *([rf"\caption{{{table.caption.translate(_LATEX)}}}"] if table.caption else []),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    shown = DataFrame(rows, columns=heads).style.hide(axis="index")
+    caption = table.caption.translate(_LATEX) or None
+    return shown.to_latex(
+        column_format=form, position_float="centering", hrules=True, caption=caption
+    )
 
 
 def margins_csv(results: Results) -> str:

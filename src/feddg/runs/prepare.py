@@ -4,7 +4,6 @@ import ctypes
 import math
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -804,14 +803,6 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, obj
         "normalization": {"mean": worker.network.mean, "std": worker.network.std},
         "workers": federation.transport.processes,
     }
-
-
-def free_memory() -> int | None:
-    """Returns the memory available to programs in bytes; None if unknown."""
-    with suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text("ascii")):
-            return int(found[1]) * 1024
-    return None
 
 
 def give_memory_back() -> bool:
