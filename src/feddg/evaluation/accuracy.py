@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError, RunError, first_names
-from feddg.evaluation.adaptation import Predictor
 from feddg.evaluation.decision import Decision, Part, decide, decision_metrics, threshold_on
 from feddg.evaluation.intervals import effective_number, variance_of_sum
 from feddg.evaluation.metrics import Predictions, measure, student
@@ -41,8 +40,12 @@ FLAT = 1e-3
 
 def sees_batches(predictor: nn.Module) -> bool:
     """Whether a predictor's answer depends on other images, of its batch or before."""
-    remembers = isinstance(predictor, Predictor) and predictor.keeps_state
-    return remembers or getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE
+    return keeps_state(predictor) or getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE
+
+
+def keeps_state(predictor: nn.Module) -> bool:
+    """Whether a predictor remembers images until its ``reset``, as some adaptations do."""
+    return getattr(predictor, "keeps_state", False)
 
 
 @dataclass(frozen=True)
@@ -273,8 +276,8 @@ class Evaluation:
         """Yields the logits of each part, as :meth:`predict` returns them."""
         if sees_batches(predictor):
             for _, _, rows in self.parts():
-                if isinstance(predictor, Predictor):
-                    predictor.reset()
+                if keeps_state(predictor):
+                    predictor.reset()  # type: ignore[operator]
                 yield self.predict(predictor, rows)
         else:
             yield from self.by_part(self.predict(predictor, rows) for rows in self.passes())

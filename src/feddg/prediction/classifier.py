@@ -15,10 +15,10 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import warn
 from feddg.errors import DataError, RunError, schema_faults
 from feddg.evaluation.accuracy import energy
-from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
 from feddg.models.precision import as_usual, autocast, choose_precision
 from feddg.models.trained import fingerprint
+from feddg.prediction.adaptation import Predictor
 from feddg.prediction.model import Trained, load_trained
 from feddg.prediction.model_file import ABOUT, ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of

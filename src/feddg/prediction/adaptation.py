@@ -8,7 +8,7 @@
 normalisation; they refuse a model without these, with the reason.
 
 Built-in ones are in this module. Another is a subclass of
-:class:`feddg.evaluation.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
+:class:`feddg.prediction.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
 point of the group ``feddg.adaptations``.
 """
 
@@ -132,7 +132,7 @@ def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
 
 ADAPTATIONS: Registry[type[Predictor]] = Registry(
     "adaptation",
-    "feddg.evaluation.adaptation",
+    "feddg.prediction.adaptation",
     group="feddg.adaptations",
     error=AdaptationError,
     made_of=Predictor,
