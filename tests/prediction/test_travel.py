@@ -19,7 +19,6 @@ from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, RunError
-from feddg.evaluation.calibration import Estimate, at_a_new_site
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.estimators import Familiar, LeftOutSite, Reference, Signals
@@ -44,6 +43,7 @@ from feddg.prediction.travel import (
 from feddg.records import EstimateRow
 from feddg.report.run_page import left_out_section, verdict
 from feddg.rng import numpy_stream
+from feddg.runs.calibration import Estimate, at_a_new_site
 from feddg.runs.diagnostics import MAJORITY
 from feddg.runs.reading import read_run
 from feddg.text import SPACE

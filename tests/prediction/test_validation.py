@@ -15,10 +15,11 @@ from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, FeddgError
-from feddg.evaluation.intervals import effective_number, wilson
+from feddg.evaluation.groups import effective_number
 from feddg.experiment import Experiment
 from feddg.prediction.predict import predict
 from feddg.prediction.validation import ValidationFile, release, validate
+from feddg.runs.intervals import wilson
 
 
 @pytest.fixture(scope="module")

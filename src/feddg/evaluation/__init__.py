@@ -1,1 +1,1 @@
-"""Accuracy by domain and subgroup, further metrics, their intervals."""
+"""Accuracy by domain, further metrics, decisions about a class."""

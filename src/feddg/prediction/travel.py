@@ -17,16 +17,6 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
-from feddg.evaluation.calibration import (
-    LEAST_SITES,
-    REAL_CLIENTS,
-    Estimate,
-    apart,
-    at_a_new_site,
-    calibrated,
-    errors_at_sites,
-)
-from feddg.evaluation.intervals import wilson
 from feddg.federation.federation import build
 from feddg.models.network import Network
 from feddg.prediction.classifier import (
@@ -66,8 +56,18 @@ from feddg.prediction.predict import (
 )
 from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
+from feddg.runs.calibration import (
+    LEAST_SITES,
+    REAL_CLIENTS,
+    Estimate,
+    apart,
+    at_a_new_site,
+    calibrated,
+    errors_at_sites,
+)
 from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
+from feddg.runs.intervals import wilson
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Run, read_run, require_run

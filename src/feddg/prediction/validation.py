@@ -13,12 +13,13 @@ from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, FeddgError
-from feddg.evaluation.intervals import effective_number, wilson
+from feddg.evaluation.groups import effective_number
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.prediction.classifier import load_classifier
 from feddg.prediction.model_file import ModelIdentity
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, predict_batches
 from feddg.records import JsonFile, Row
+from feddg.runs.intervals import wilson
 from feddg.storage import replace_text
 
 # Tables of counts that are safe to hand out: no count below a threshold can be read or computed.
