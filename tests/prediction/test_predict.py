@@ -275,24 +275,23 @@ def test_control_codes_of_names_reach_neither_table_nor_terminal(finished, image
     assert bad == [f"{row['file']}: {row['reason']}"]
 
 
-def test_links_out_of_a_folder_are_left_out_and_named(finished, images, tmp_path, caplog):
+def test_links_are_followed_as_in_training(images, tmp_path):
     inside = next(images.rglob("*.png"))
-    outside = tmp_path / "elsewhere" / "secret.png"
+    outside = tmp_path / "elsewhere" / "other.png"
     outside.parent.mkdir()
     outside.write_bytes(inside.read_bytes())
     before = list(image_files([images]))
-    (images / "a\x1b.png").symlink_to(outside)
-    (images / "folder").symlink_to(outside.parent, target_is_directory=True)
-    (images / "inside.png").symlink_to(inside)
-    assert sorted(image_files([images])) == sorted([*before, images / "inside.png"])
-    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8)
-    (line,) = [one for one in caplog.messages if "out of the named folders" in one]
-    assert line.startswith("2 links out of the named folders left out, the first: ")
-    assert r"a\x1b.png. Name what" in line
+    links = [images / name for name in ("away.png", "folder", "inside.png", "nowhere.png")]
+    for link, target in zip(links, (outside, outside.parent, inside, tmp_path / "nowhere")):
+        link.symlink_to(target, target_is_directory=target.is_dir())
+    added = [links[0], links[1] / "other.png", links[2]]
+    assert list(image_files([images])) == sorted([*before, *added])
+    (outside.parent / "back").symlink_to(images, target_is_directory=True)  # in a circle
+    assert list(image_files([images])) == sorted([*before, *added])
     linked = tmp_path / "linked"
     linked.symlink_to(images, target_is_directory=True)
-    assert len(list(image_files([linked]))) == len(before) + 1
-    assert list(image_files([images / "a\x1b.png"])) == [images / "a\x1b.png"]
+    assert len(list(image_files([linked]))) == len(before) + 3
+    assert list(image_files([links[0]])) == [links[0]]
 
 
 def test_predict_does_not_advise_settings_of_training(finished, tmp_path):
