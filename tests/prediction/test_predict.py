@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 from types import SimpleNamespace
 
@@ -318,12 +317,16 @@ def test_a_threshold_cuts_only_the_model_that_it_was_chosen_for(
     assert column(decision="3") == [
         (s >= own.decision.threshold, s) for _, s in column(decision="3")
     ]
-    refused("for another model \\(ema, round 3\\), and this one is swa", decision="3", which="swa")
-    refused("without an adaptation: leave out --adapt global", decision="3", adapt="global")
+    again = f"`feddg evaluate {averaged} --decision {{}} --which "
+    refused(
+        f"for 3 of this model: choose one with {again.format(3)}swa`", decision="3", which="swa"
+    )
+    refused("for the model without --adapt", decision="3", adapt="global")
+    refused(f"for 2 of this model: choose one with {again.format(2)}ema`", decision="2")
+    refused("no class of .* is called 'x'", decision="x", threshold=0.5)
     other = decide_run(averaged, "3", which="swa", cache=cache).decision.threshold
     assert other != own.decision.threshold
-    again = f"`feddg evaluate {averaged} --decision 3 --sensitivity 0.9 --which ema`"
-    refused(re.escape(again), decision="3")
+    refused(f"{again.format(3)}ema`", decision="3")
     found = column(decision="3", which="swa")
     assert [yes for yes, _ in found] == [share >= other for _, share in found]
     for options in ({}, {"which": "final"}, {"adapt": "global"}):
@@ -332,7 +335,9 @@ def test_a_threshold_cuts_only_the_model_that_it_was_chosen_for(
     file = averaged / "details.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({"decision": content["decision"]}))
-    refused("for a model that was not recorded", decision="3")
+    refused("has no threshold for 3 of this model", decision="3")
+    file.unlink()
+    refused("decides about no class: name one, with --decision CLASS", threshold=0.5)
 
 
 def test_a_round_chosen_by_validation_is_the_final_one_where_it_is_the_last(
