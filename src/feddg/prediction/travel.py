@@ -711,12 +711,7 @@ FOREIGN: Final = "unlike-all-sites"
 """Code of the advice to label some images, because they differ too much for an estimate."""
 USELESS: Final = "useless-model"
 UNLIKE: Final = "These images look unlike anything the model was trained on"
-HELD: Final = {"whole domains": (55, 56), "simulated clients": (62, 70)}
-"""How many intervals held the truth, and in how many tests, by what took no part."""
-TUNED: Final = {"whole domains with fine-tuned networks": (12, 12)}
-"""The same where the pretrained features stood in for those of the model."""
-COLLECTIONS: Final = 3
-"""Of how many collections of images the tests were: ``docs/benchmarks.md``."""
+MEASURED: Final = "docs/benchmarks.md says how often such intervals held the truth."
 
 
 def _diagnostics(
@@ -746,10 +741,6 @@ def _diagnostics(
         return
     reference, sites = calibration.reference, counted(len(calibration.sites), calibration.kind)
     enough = len(calibration.sites) >= LEAST_SITES
-    tests = TUNED if calibration.models == STAND_IN else HELD
-    counts = " and ".join(f"{hit} of {of} tests at {where}" for where, (hit, of) in tests.items())
-    counts += f", on {COLLECTIONS} collections of images"
-    such = "Without labels such" if labels else "Such"
     if useless:
         text = "The model failed where it was tested"
         text += "." if labels else ", so no accuracy is estimated elsewhere."
@@ -773,7 +764,7 @@ def _diagnostics(
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + (f" {such} intervals held the truth in {counts}." if enough else ""),
+        + (f" {MEASURED}" if enough else ""),
     )
     if not enough:
         what = f"Only {sites} left out" if calibration.sites else "Nothing"
