@@ -622,7 +622,7 @@ def test_photos_of_phones_need_a_package():
 
 
 def test_without_pydicom_one_line_says_what_to_install(tmp_path, monkeypatch):
-    for module in ("data.images", "data.decoding", "data.inspection", "prediction.classifier"):
+    for module in ("data.images", "data.decoding", "data.inspection"):
         monkeypatch.setattr(f"feddg.{module}.IMAGE_SUFFIXES", frozenset({".png"}))
     file = tmp_path / "n/x/a.dcm"
     file.parent.mkdir(parents=True)

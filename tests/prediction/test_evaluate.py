@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from feddg.api import compare, run
 from feddg.cli import app
 from feddg.errors import AdaptationError, ExperimentError
-from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
+from feddg.prediction.adaptation import ADAPTATIONS
 from feddg.prediction.evaluate import (
     decide_run,
     evaluate_run,

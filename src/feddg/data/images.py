@@ -436,6 +436,28 @@ def image_names(folder: Path) -> list[str]:
     return names
 
 
+def images_below(folder: Path, seen: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yields the images below a folder, in the order of their paths; hidden ones do not count.
+
+    Links are followed, but not to a folder that they lie in.
+
+    Args:
+        folder: the folder.
+        seen: the real paths of the folders above it.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+    above = seen | {os.path.realpath(folder)}
+    for entry in entries(folder, DataError):
+        path = folder / entry.name
+        if _is_kind(entry.is_dir):
+            if not entry.name.startswith(".") and os.path.realpath(path) not in above:
+                yield from images_below(path, above)
+        elif is_image(entry.name) and _is_kind(entry.is_file):
+            yield path
+
+
 def _is_kind(test: Callable[[], bool]) -> bool:
     """Returns the answer of ``test``; False for a link that leads nowhere or in a circle."""
     try:

@@ -8,12 +8,12 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
 
 from feddg.data.data_set import DATA_SETS
-from feddg.evaluation.intervals import wilson
 from feddg.models.backbones import weights_license
 from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, NumberRow
 from feddg.runs.diagnostics import split_accuracy
+from feddg.runs.intervals import wilson
 from feddg.runs.reading import LedgerRecord, Run, read_run
 from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import IMAGENET, grouped

@@ -20,9 +20,9 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, RunError, need
 from feddg.evaluation.accuracy import energy
-from feddg.evaluation.adaptation import Predictor
 from feddg.models.convolutions import use_plain_convolutions
 from feddg.models.trained import fingerprint
+from feddg.prediction.adaptation import Predictor
 from feddg.records import ClassNames, Row
 from feddg.storage import file_faults, replace_file
 from feddg.text import printable

@@ -293,28 +293,17 @@ def cut_of(
     details = Details.read(Path(run) / DETAILS) or Details()
     made, class_names = details.decision, about.class_names
     of = decision or (made.of if made is not None else None)
-    if of is None or (threshold is None and (made is None or made.of != of)):
-        raise DataError(
-            f"{run} has no threshold{'' if of is None else f' for {of}'}: choose one with `feddg "
-            "evaluate RUN --decision CLASS`, or give --decision and --threshold"
-        )
+    if of is None:
+        raise DataError(f"{run} decides about no class: name one, with --decision CLASS")
     if of not in class_names:
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
-    if threshold is None and made is not None:
-        if about.adaptation is not None:
+    if threshold is None:
+        is_own = about.adaptation is None and is_same_model(details, about.model, about.round)
+        if made is None or made.of != of or not is_own:
+            again = command("evaluate", str(run), "--decision", of, "--which", about.model)
             raise DataError(
-                f"the threshold of {run} for {of} is for its model without an adaptation: leave "
-                f"out --adapt {about.adaptation}, or give --threshold"
-            )
-        if not is_same_model(details, about.model, about.round):
-            other = f"another model ({details.which}, round {details.round})"
-            chosen = other if details.which else "a model that was not recorded"
-            words = ("--decision", of, f"--{made.target}", f"{made.reached:g}")
-            again = command("evaluate", str(run), *words, "--which", about.model)
-            raise DataError(
-                f"the threshold of {run} for {of} was chosen for {chosen}, and this one is "
-                f"{about.model}, round {about.round}: choose one with `{again}`, or give "
-                "--threshold"
+                f"{run} has no threshold for {of} of this model: choose one with `{again}` (for "
+                "the model without --adapt), or give --threshold"
             )
         threshold = made.threshold
     if threshold is None:

@@ -17,16 +17,6 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
-from feddg.evaluation.calibration import (
-    LEAST_SITES,
-    REAL_CLIENTS,
-    Estimate,
-    apart,
-    at_a_new_site,
-    calibrated,
-    errors_at_sites,
-)
-from feddg.evaluation.intervals import wilson
 from feddg.federation.federation import build
 from feddg.models.network import Network
 from feddg.prediction.classifier import (
@@ -66,8 +56,18 @@ from feddg.prediction.predict import (
 )
 from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
+from feddg.runs.calibration import (
+    LEAST_SITES,
+    REAL_CLIENTS,
+    Estimate,
+    apart,
+    at_a_new_site,
+    calibrated,
+    errors_at_sites,
+)
 from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
+from feddg.runs.intervals import wilson
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Run, read_run, require_run
@@ -711,12 +711,7 @@ FOREIGN: Final = "unlike-all-sites"
 """Code of the advice to label some images, because they differ too much for an estimate."""
 USELESS: Final = "useless-model"
 UNLIKE: Final = "These images look unlike anything the model was trained on"
-HELD: Final = {"whole domains": (55, 56), "simulated clients": (62, 70)}
-"""How many intervals held the truth, and in how many tests, by what took no part."""
-TUNED: Final = {"whole domains with fine-tuned networks": (12, 12)}
-"""The same where the pretrained features stood in for those of the model."""
-COLLECTIONS: Final = 3
-"""Of how many collections of images the tests were: ``docs/benchmarks.md``."""
+MEASURED: Final = "docs/benchmarks.md says how often such intervals held the truth."
 
 
 def _diagnostics(
@@ -746,10 +741,6 @@ def _diagnostics(
         return
     reference, sites = calibration.reference, counted(len(calibration.sites), calibration.kind)
     enough = len(calibration.sites) >= LEAST_SITES
-    tests = TUNED if calibration.models == STAND_IN else HELD
-    counts = " and ".join(f"{hit} of {of} tests at {where}" for where, (hit, of) in tests.items())
-    counts += f", on {COLLECTIONS} collections of images"
-    such = "Without labels such" if labels else "Such"
     if useless:
         text = "The model failed where it was tested"
         text += "." if labels else ", so no accuracy is estimated elsewhere."
@@ -773,7 +764,7 @@ def _diagnostics(
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + (f" {such} intervals held the truth in {counts}." if enough else ""),
+        + (f" {MEASURED}" if enough else ""),
     )
     if not enough:
         what = f"Only {sites} left out" if calibration.sites else "Nothing"

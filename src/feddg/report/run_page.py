@@ -11,9 +11,6 @@ from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
-from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
-from feddg.evaluation.calibration import Estimate
-from feddg.evaluation.intervals import ShareInterval
 from feddg.experiment import Experiment, expand, load_experiment, read_fields
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, AdaptationRow, SummaryFile
@@ -34,18 +31,23 @@ from feddg.report.blocks import (
 from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import leaks_section
 from feddg.report.text import AGGREGATE_WORDS, interval_words, sentence, spelled, table_from
+from feddg.runs.calibration import Estimate
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     DIVERGED,
+    FEW,
+    FEW_IMAGES,
     LEARNED_NOTHING,
     STILL_RISING,
     about_result,
     about_run,
+    about_support,
     accuracy_interval,
     causes_of_failure,
     lower_rate,
     split_accuracy,
 )
+from feddg.runs.intervals import ShareInterval
 from feddg.runs.reading import (
     EXPERIMENT,
     MISTAKE,

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 import numpy
 
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
-from feddg.errors import FeddgError, RunError
-from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
+from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
 from feddg.runs.idle import NEVER_WEIGHTED, ONE_DOMAIN
+from feddg.runs.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.runs.reading import Run, going_on, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET
@@ -23,6 +23,8 @@ from feddg.text import counted
 
 LEAST_RISE: Final = 0.01
 """Accuracy rises or falls if it does by at least this much."""
+FEW: Final = 20
+"""With fewer images of a class, its recall changes by more than 5 points with each image."""
 
 
 MAJORITY: Final = "no-better-than-majority-class"
@@ -37,6 +39,7 @@ TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
+FEW_IMAGES: Final = "few-images-of-a-class"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
@@ -353,6 +356,32 @@ def _falls(table: NumberTable) -> Sequence[Diagnostic]:
             "train.momentum=0.9), or averaged weights (--averaging ema).",
         )
     ]
+
+
+def about_support(
+    parts: Iterable[tuple[str, str, Sequence[int]]], class_names: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """Reports evaluated domains in which a class has fewer than 20 images or none.
+
+    Args:
+        parts: split, domain, and images of each class.
+        class_names: in the order of class ids.
+    """
+    places = []
+    for split, domain, counts in parts:
+        thin = [index for index, count in enumerate(counts) if count < FEW]
+        if thin:
+            names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin]
+            counted = [f"{name} ({counts[i]})" for name, i in zip(names, thin)]
+            places.append(f"{split} {domain}: {first_names(counted, 3)}")
+    if places:
+        more = f"; and in {len(places) - 3} more domains" if len(places) > 3 else ""
+        yield warning(
+            FEW_IMAGES,
+            f"Some classes have fewer than {FEW} images, or none: {'; '.join(places[:3])}{more}. "
+            "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
+            "without images.",
+        )
 
 
 def about_domains(table: NumberTable) -> dict[str, Diagnostic]:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
-from feddg.evaluation.calibration import LEAST_SITES, apart, calibrated
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
 from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
+from feddg.runs.calibration import LEAST_SITES, apart, calibrated
 from feddg.runs.diagnostics import about_domains
 from feddg.runs.folder import MODELS, START, KeptModels
 from feddg.runs.observer import Observer

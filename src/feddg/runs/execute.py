@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from feddg.data.data_set import find_augmentation
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
-from feddg.evaluation.accuracy import Evaluation, Outputs, about_support, energy, energy_threshold
+from feddg.evaluation.accuracy import Evaluation, Outputs, energy, energy_threshold
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -37,7 +37,8 @@ from feddg.records import (
     RoundRow,
     SetupRow,
 )
-from feddg.runs.diagnostics import about_divergence, about_end
+from feddg.runs.decision import decided
+from feddg.runs.diagnostics import about_divergence, about_end, about_support
 from feddg.runs.evaluate import Evaluate
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
@@ -69,6 +70,7 @@ from feddg.runs.reading import (
     read_run,
     require_run,
 )
+from feddg.runs.subgroups import by_subgroup
 from feddg.runs.summary import summarize
 from feddg.runs.tracking import chosen_trackers
 from feddg.storage import cache_folder, is_file
@@ -567,7 +569,7 @@ def write_details(
         which: the selection rule of the model.
         round: the round it is from.
     """
-    decision, subgroups = evaluation.decided(outputs), evaluation.by_subgroup(outputs)
+    decision, subgroups = decided(evaluation, outputs), by_subgroup(evaluation, outputs)
     details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
     folder.write_json(DETAILS, details)
 

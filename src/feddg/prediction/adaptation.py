@@ -8,7 +8,7 @@
 normalisation; they refuse a model without these, with the reason.
 
 Built-in ones are in this module. Another is a subclass of
-:class:`feddg.evaluation.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
+:class:`feddg.prediction.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
 point of the group ``feddg.adaptations``.
 """
 
@@ -132,7 +132,7 @@ def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
 
 ADAPTATIONS: Registry[type[Predictor]] = Registry(
     "adaptation",
-    "feddg.evaluation.adaptation",
+    "feddg.prediction.adaptation",
     group="feddg.adaptations",
     error=AdaptationError,
     made_of=Predictor,
@@ -383,9 +383,6 @@ class MixNormSettings(Settings):
     """Settings of ``mixnorm``."""
 
     share: Fraction = Field(0.05, description="of the image's own moments (second-hand)")
-    tau: Fraction = Field(
-        0.0, description="how fast the kept moments follow the images; 0 keeps every image apart"
-    )
 
 
 @register_adaptation
@@ -394,13 +391,11 @@ class MixNorm(Predictor):
 
     The views are the mirror image and three crops of 80 to 100 % of its area, the same crops for
     every image. All five pass through the network together; the prediction is that of the image
-    itself. Each layer mixes in ``share`` of the pooled moments. With ``tau`` above 0 the running
-    moments follow the images one by one, and their order matters.
+    itself. Each layer mixes in ``share`` of the pooled moments.
     """
 
     name = "mixnorm"
     summary = "a share of the moments of an image and four views of it (our reading)"
-    changes = "nothing; with tau above 0 the kept moments follow the images"
     cost = "five forward passes"
     Settings = MixNormSettings
 
@@ -411,17 +406,6 @@ class MixNorm(Predictor):
         draws = torch.rand(CROPS, 3, generator=rng)
         sides = (low + (high - low) * draws[:, 0]).sqrt()
         self._boxes = torch.stack([sides, *(draws[:, 1:] * (1 - sides[:, None])).T], 1).tolist()
-        if settings.tau:  # images sorted by class would lead the kept moments astray
-            self.needs = "a stream"  # type: ignore[misc]
-
-    def reset(self) -> None:
-        """Restores the running statistics."""
-        self._kept: dict[_BatchNorm, Stored] = {}
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether the running moments follow the images."""
-        return bool(self.settings.tau)
 
     def views(self, images: Tensor) -> Tensor:
         """Returns the images and their views, ``(5 B, 3, H, W)``, view by view."""
@@ -442,31 +426,17 @@ class MixNorm(Predictor):
 
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that mixes in moments pooled over views, image by image."""
-        chosen, views = self.settings, 2 + CROPS
+        share, views = self.settings.share, 2 + CROPS
 
         def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            kept = stored(layer)
             if not has_map(inputs):
-                return normalize_stored(layer, inputs, stored(layer))
-            batch = pooled(inputs, views)
-            kept = self._followed(layer, batch)
-            mean, variance = (k + chosen.share * (o - k) for k, o in zip(kept, batch))
+                return normalize_stored(layer, inputs, kept)
+            mean, variance = (k + share * (o - k) for k, o in zip(kept, pooled(inputs, views)))
             moments = Stored(mean.repeat(views, 1), variance.repeat(views, 1)).moments(layer.eps)
             return normalize(layer, inputs, moments)
 
         return rule
-
-    def _followed(self, layer: _BatchNorm, batch: Stored) -> Stored:
-        """Returns the running moments after each image, ``(B, C)``."""
-        tau, kept = self.settings.tau, self._kept.get(layer, stored(layer))
-        if not tau:
-            return Stored(*(part.expand_as(mine) for part, mine in zip(kept, batch)))
-        followed = []
-        for mean, variance in zip(*batch):
-            moved = (part + tau * (new - part) for part, new in zip(kept, (mean, variance)))
-            kept = Stored(*moved)
-            followed.append(kept)
-        self._kept[layer] = Stored(*(part.detach() for part in kept))  # part of no batch's graph
-        return Stored(*(torch.stack(parts) for parts in zip(*followed)))
 
 
 def pooled(inputs: Tensor, views: int) -> Stored:
