@@ -602,8 +602,9 @@ def merge(base: Fields, over: Mapping[str, object]) -> Fields:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(below, dict) and isinstance(value, Mapping) and key != "augmentation"
-        merged[key] = merge(below, value) if both else value
+        if isinstance(below, dict) and isinstance(value, Mapping) and key != "augmentation":
+            value = merge(below, value)
+        merged[key] = value
     return merged
 
 
