@@ -23,7 +23,7 @@ from feddg.clients.client import Examples
 from feddg.data.augment import can_move, cannot_move, shows_pixels
 from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
 from feddg.data.data_set import find_augmentation
-from feddg.data.decoding import Resize, UnusableImageError, as_rgb, hash_of, make_square
+from feddg.data.decoding import Resize, UnusableImageError, as_rgb, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Progress, emit, silent, warn, warning
 from feddg.errors import ExperimentError, FeddgError, RunError, first_names, nearest
@@ -53,7 +53,7 @@ from feddg.settings import (
     merge,
     without_effect,
 )
-from feddg.storage import cache_folder
+from feddg.storage import cache_folder, hash_of
 from feddg.text import counted
 
 PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")

@@ -16,6 +16,7 @@ import tifffile
 from PIL import Image, ImageOps
 from torchvision import transforms
 
+from feddg.data.decoded import open_pixels
 from feddg.data.decoding import (
     OversizedImageError,
     Reading,
@@ -38,7 +39,6 @@ from feddg.data.images import (
     from_folder,
 )
 from feddg.data.inspection import about_survey, survey
-from feddg.data.pixels import open_pixels
 from feddg.data.splits import hold_out
 from feddg.errors import DataError
 from feddg.prediction.classifier import count_files

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg.data.decoded import open_pixels
 from feddg.data.decoding import (
     AS_IT_IS,
     MOST_PIXELS,
@@ -38,7 +39,7 @@ from feddg.data.images import (
     plain_name,
     spelt_alike,
 )
-from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.pixels import PixelStore
 from feddg.data.splits import ROLES, Splits
 from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning
 from feddg.errors import MissingPackage, first_names
@@ -536,7 +537,7 @@ def open_images(
     Args:
         table: the images.
         data: the settings.
-        cache: as the rest, see :func:`feddg.data.pixels.open_pixels`.
+        cache: as the rest, see :func:`feddg.data.decoded.open_pixels`.
         progress: called while files are decoded.
         seen: called with the path of each file.
 

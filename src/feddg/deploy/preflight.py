@@ -19,10 +19,11 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples
+from feddg.data.decoded import DecodedFiles
 from feddg.data.decoding import Reading, quiet_pillow
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
-from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
+from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import JoinFile, public_key, read_join, trusted_keys
 from feddg.deploy.site import copies_in, held_out_among, list_images

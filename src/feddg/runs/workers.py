@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 
 from feddg.clients.threads import share_of_process, threads
-from feddg.data.decoding import hash_of
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
 from feddg.experiment import Experiment
@@ -42,7 +41,7 @@ from feddg.runs.channel import (
 )
 from feddg.runs.prepare import Prepare, federation_of, images_of, in_process, load_images
 from feddg.runs.processes import Child, child, death, end, threads_per_job, with_parent
-from feddg.storage import cache_folder
+from feddg.storage import cache_folder, hash_of
 
 RUN, END = "run", "end"
 PATIENCE = timedelta(days=30)
