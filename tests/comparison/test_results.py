@@ -34,7 +34,7 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
-from feddg.report.charts import accuracy_against
+from feddg.report.charts import accuracy_against, learning_curves
 from feddg.report.tables import about_results, budget_table
 from feddg.runs.diagnostics import Cause
 from feddg.runs.reading import read_run
@@ -42,7 +42,7 @@ from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.settings import merge
 from feddg.text import percent
-from run_folders import numbers, table_of
+from run_folders import FolderMaker, numbers, table_of
 
 PLAN = {
     "name": "mine",
@@ -676,6 +676,40 @@ def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_bu
     page = done.report.read_text()
     assert "5k images seen in training: " in page
     assert "1k images" in reported(path)[1]
+
+
+class BudgetMaker(FolderMaker):
+    """A run that is evaluated where it reaches 500 and 1500 images."""
+
+    def experiment(self):
+        return super().experiment() | {"evaluate": {"budgets": [500, 1500]}}
+
+    def number_rows(self, round_, weights="last"):
+        before, now = (self.spent(max(0, one))["images"] for one in (round_ - 1, round_))
+        due = round_ == 0 or any(before < budget <= now for budget in (500, 1500))
+        return super().number_rows(round_, weights) if due else []
+
+
+def test_a_curve_is_of_every_budget_though_columns_reach_it_in_other_rounds(tmp_path):
+    rows, makers = [], []
+    for name, per_round, rounds in (("ink", 4, 6), ("sea", 2, 12)):
+        maker = BudgetMaker(
+            tmp_path / name, test=[name], per_round=per_round, rounds=rounds, planned=rounds
+        )
+        run = read_run(maker.write()).at(1500)
+        rows.append(ResultRow(method="pardon", held_out=name, seed=0, budget=1500, run=run))
+        makers.append(maker)
+    results = Results("mine", "mine", rows)
+    (line,) = (one for one in learning_curves(results).figure["data"] if one["name"])
+    assert list(line["x"]) == [0, (2 + 4) / 2, (6 + 12) / 2]
+    reached = zip((0, 2, 6), (0, 4, 12))
+    means = [
+        sum(maker.accuracy("test", 0, round_) for maker, round_ in zip(makers, rounds)) / 2
+        for rounds in reached
+    ]
+    assert list(line["y"]) == pytest.approx([100 * mean for mean in means])
+    (line,) = (one for one in accuracy_against(results, "images").figure["data"] if one["name"])
+    assert list(line["x"]) == [0, 520, 1560]
 
 
 def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
