@@ -35,13 +35,14 @@ from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against, learning_curves
+from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import about_results, budget_table
 from feddg.runs.diagnostics import Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.settings import merge
-from feddg.text import percent
+from feddg.text import duration, percent
 from run_folders import FolderMaker, numbers, table_of
 
 PLAN = {
@@ -710,6 +711,16 @@ def test_a_curve_is_of_every_budget_though_columns_reach_it_in_other_rounds(tmp_
     assert list(line["y"]) == pytest.approx([100 * mean for mean in means])
     (line,) = (one for one in accuracy_against(results, "images").figure["data"] if one["name"])
     assert list(line["x"]) == [0, 520, 1560]
+
+
+def test_seconds_a_round_are_of_all_rounds_where_a_run_is_cut_at_a_budget(folder_maker):
+    """A round's four clients train for a second each."""
+    run = read_run(folder_maker().write()).at(500)
+    row = ResultRow(method="pardon", held_out="photo", seed=0, budget=500, run=run)
+    sections = comparison_page(Results("mine", "mine", [row])).sections
+    (table,) = (one.blocks[0] for one in sections if one.title == "Cost")
+    shown = {column.heading: cell.text for column, cell in zip(table.columns, table.rows[0])}
+    assert (shown["Training"], shown["Aggregation"]) == (duration(4), duration(0.1))
 
 
 def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):

@@ -205,7 +205,8 @@ def _cost_table(results: Results) -> Table | None:
 
 
 def _taken(run: Run) -> list[float | None]:
-    cost, rounds = cost_of(run), max(1, run.rounds_done)
+    cost = cost_of(run)
+    rounds = max(1, cost.rounds)  # of the whole run, as its seconds are, where it is cut at a budget
     return [
         cost.seconds["total"],
         cost.seconds.get("train", 0.0) / rounds,
