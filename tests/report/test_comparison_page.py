@@ -38,6 +38,7 @@ from feddg.report.tables import (
 )
 from feddg.report.terminal import print_comparison
 from feddg.report.text import spelled
+from feddg.runs.diagnostics import UNSTEADY
 from feddg.runs.reading import read_run
 from feddg.runs.table import FINAL, SELECTION_RULES, WISE_FT_RULE
 from feddg.text import MISSING, percent
@@ -471,18 +472,40 @@ def nothing_in(folder):
     return lambda name, **fields: ConstantMaker(folder / name, **fields)
 
 
-def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
+def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path, subtests):
+    """Accuracy steps up and down by a difference from one round to the next, in some models."""
+
     class Wobbling(FolderMaker):
         def accuracy(self, split, domain, round_, weights="last"):
-            return 0.7 + 0.1 * (-1) ** round_ + self.gain
+            return 0.7 + self.wobble.get(weights, 0) / 2 * (-1) ** round_ + self.gain
 
-    folders = [
-        Wobbling(tmp_path / f"{method}{seed}", method=method, seed=seed, gain=gain).write()
-        for method, gain in (("fedavg", 0.0), ("pardon", 0.01))
-        for seed in range(3)
-    ]
-    said = about_results(results_of(folders))
-    assert any("between evaluations, and is only 1.0 points" in one.text for one in said)
+        def experiment(self):
+            return super().experiment() | {"server": {"averaging": self.served}}
+
+    def said(name, served="none", **wobbles):
+        folders = []
+        for seed in range(3):
+            for method, wobble in wobbles.items():
+                rounds = 1 if method == "ridge" else 6
+                folder = tmp_path / name / f"{method}{seed}"
+                maker = Wobbling(folder, method=method, seed=seed, rounds=rounds, planned=rounds)
+                maker.wobble, maker.served = wobble, served
+                maker.gain = -0.01 * (method == "fedavg")
+                folders.append(maker.write())
+        found = about_results(results_of(folders))
+        return next((one.text for one in found if one.code == UNSTEADY), "")
+
+    up, down = {"last": 0.04}, {"last": -0.04}
+    for name, more, told in (
+        ("apart", {"fedavg": up, "pardon": down}, "some 7.1 points"),
+        ("parallel", {"fedavg": up, "pardon": up}, ""),
+        ("closed form", {"fedavg": up, "ridge": {}}, "some 3.6 points"),
+        ("mean", {"fedavg": up, "pardon": down, "served": "swa"}, ""),
+    ):
+        with subtests.test(name):
+            text = said(name, **more)
+            assert told in text
+            assert bool(text) == bool(told)
 
 
 def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(plain):

@@ -1,6 +1,5 @@
 """Results of many runs as one table, read from run folders or from a results file."""
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from feddg.comparison.tuning import TUNING, TuningFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
 from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
-from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
+from feddg.records import CONSTANT, RISING, TEST, VAL, JsonFile, NumberRow
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     MAJORITY,
@@ -691,12 +690,48 @@ def about_lead(results: Results) -> Iterator[Diagnostic]:
     best = results.leader
     if best is None or best.margin is None:
         return
-    steps = [
-        step
+    ours, theirs = (
+        {(results.column(row), row.seed): row for row in results.of(method) if row.run}
         for method in (best.method, best.margin.other)
-        for run in results.runs(method)
-        if (step := fluctuation(run.table.where(weights=LAST))) is not None
-    ]
-    # Of the mean over a method's runs, and two methods: the runs go up and down by themselves.
-    moved = fmean(steps) * 2 / math.sqrt(len(steps)) if steps else None
-    yield from about_fluctuation(moved, best.margin.mean)
+    )
+    weights = results.default_rule.weights
+    curves = [_lead(ours[key], theirs[key], weights) for key in ours if key in theirs]
+    shared = sorted(set.intersection(*map(set, curves))) if curves else ()
+    # One curve, of the mean: what goes up and down in both methods is no change of their order.
+    curve = {mark: fmean(one[mark] for one in curves) for mark in shared}
+    yield from about_fluctuation(fluctuation(curve), best.margin.mean)
+
+
+def _lead(ours: ResultRow, theirs: ResultRow, weights: str) -> dict[int, float]:
+    """Returns by how much one run is above another where both were evaluated.
+
+    A method of one round has its accuracy from then on.
+    """
+    a, b = (
+        {mark: value for mark, (_, value) in evaluations(row, weights).items()}
+        for row in (ours, theirs)
+    )
+    for row, own, other in ((ours, a, b), (theirs, b, a)):
+        if own and row.run is not None and row.run.has_one_round:
+            own |= dict.fromkeys(other, own[max(own)])
+    return {mark: a[mark] - b[mark] for mark in a if mark in b}
+
+
+def evaluations(row: ResultRow, weights: str) -> dict[int, tuple[NumberRow, float]]:
+    """Returns a row of each round evaluated on all test domains, for its costs, and the accuracy.
+
+    By round; of a run with budgets by budget, which runs on other images reach in other rounds.
+    """
+    assert row.run is not None
+    table = row.run.table.where(weights=weights)
+    curve = table.curve(TEST)
+    rounds = dict(zip(curve, curve))
+    budgets = (row.run.settings.get("evaluate") or {}).get("budgets")
+    if row.budget and budgets:
+        ends = {budget: row.run.at(budget) for budget in budgets}
+        rounds = {0: 0} | {budget: end.rounds_done for budget, end in ends.items() if end}
+    return {
+        mark: (table.where(round=round_).rows[0], curve[round_])
+        for mark, round_ in rounds.items()
+        if round_ in curve
+    }

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg.comparison.results import Results
-from feddg.comparison.results_file import HELD_OUT, ResultRow
+from feddg.comparison.results import Results, evaluations
+from feddg.comparison.results_file import HELD_OUT
 from feddg.comparison.statistics import Interval, Margin, average_over_columns, by_seed
 from feddg.methods.base import METHODS
 from feddg.records import (
@@ -462,31 +462,14 @@ def _mean_curve(
     runs = {(results.column(row), row.seed): row for row in results.of(method) if row.run}
     if whole := by_seed(dict.fromkeys(runs, 0.0), results.columns):
         runs = {key: row for key, row in runs.items() if key[1] in whole}
-    curves = {key: _evaluations(row, spent or "round", weights) for key, row in runs.items()}
+    curves = {key: evaluations(row, weights) for key, row in runs.items()}
     points = []
     for mark in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
-        costs, values = zip(*(curve[mark] for curve in curves.values()))
-        at = dict(zip(curves, values))
+        at = {key: curve[mark][1] for key, curve in curves.items()}
+        costs = [getattr(curve[mark][0], spent or "round") for curve in curves.values()]
         seeds = by_seed(at, results.columns) or at
         points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))
     return points
-
-
-def _evaluations(row: ResultRow, spent: str, weights: str) -> dict[int, tuple[float, float]]:
-    """Returns the cost and accuracy of a run at each evaluated round; at each budget, if it has."""
-    assert row.run is not None
-    table = row.run.table.where(weights=weights)
-    curve = table.curve(TEST)
-    rounds = dict(zip(curve, curve))
-    budgets = (row.run.settings.get("evaluate") or {}).get("budgets")
-    if row.budget and budgets:
-        ends = {budget: row.run.at(budget) for budget in budgets}
-        rounds = {0: 0} | {budget: end.rounds_done for budget, end in ends.items() if end}
-    return {
-        mark: (getattr(table.where(round=round_).rows[0], spent), curve[round_])
-        for mark, round_ in rounds.items()
-        if round_ in curve
-    }
 
 
 def margin_plot(results: Results, base: str) -> Chart | None:
