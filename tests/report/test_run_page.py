@@ -289,6 +289,8 @@ def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):
         FolderMaker(tmp_path / f"{method}-run", method=method, gain=gain).write()
     FolderMaker(tmp_path / "local-other-seed", method="local", seed=1).write()
     FolderMaker(tmp_path / "local-unfinished", method="local", rounds=3, status=None).write()
+    FolderMaker(tmp_path / "local-to-other-sites", method="local", heterogeneity=0.9, gain=0.3).write()
+    FolderMaker(tmp_path / "local-used-as-a-name", gain=0.4).write()
     run = read_run(folder)
     lines = reference_lines(run)
     assert list(lines) == ["local", "centralised"]
