@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from feddg.comparison.results import Results, read_comparison, results_of
-from feddg.comparison.results_file import to_text
+from feddg.comparison.results_file import ResultRow, to_text
 from feddg.comparison.statistics import paired_margin
 from feddg.diagnostics import Diagnostic, warning
 from feddg.evaluation.metrics import Predictions, measure
@@ -42,7 +42,7 @@ from feddg.runs.diagnostics import UNSTEADY
 from feddg.runs.reading import read_run
 from feddg.runs.table import FINAL, SELECTION_RULES, WISE_FT_RULE
 from feddg.text import MISSING, percent
-from run_folders import ConstantMaker, FolderMaker, RisingMaker, numbers
+from run_folders import ConstantMaker, FolderMaker, RisingMaker, accuracies, numbers
 
 SCENARIOS = ("photo", "sketch", "art_painting")
 GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
@@ -216,6 +216,21 @@ def test_what_could_not_be_seen_counts_with_the_comparisons_of_the_table(plain):
     assert unseen(replace(one, comparisons=1) for one in found) == ""
     assert "in 3 of 3 comparisons" in unseen(found)
     assert f"it takes {detectable_text(found[0])} with" in unseen(found)
+
+
+def test_what_is_undecided_does_not_depend_on_the_order_of_methods():
+    """PARDON's lead is decided, and would still not be seen if it were three points."""
+    levels = {"pardon": (0.76, 0.80, 0.84), "mixstyle": (0.5, 0.5, 0.5), "fedavg": (0.1, 0.2, 0.3)}
+    rows = [
+        ResultRow(method=method, held_out=name, seed=0, numbers=accuracies(final=value))
+        for method, values in levels.items()
+        for name, value in zip(SCENARIOS, values)
+    ]
+    captions = [
+        margin_table(Results("mine", "mine", order)).caption for order in (rows, rows[::-1])
+    ]
+    assert "would be missed" in captions[0]  # of FedAvg
+    assert captions[0] == captions[1]
 
 
 def test_a_lead_is_bold_only_where_it_may_be_claimed(plain):

@@ -284,7 +284,9 @@ def margin_table(
     lags = bool(base) or len(accuracies) == 2
     about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
     caption = sentence("margins_caption", **about)
-    pairs = {frozenset((name, margin.other)): margin for name, margin in margins.items()}
+    # Of a pair the lead, which may be decided, and not the lag behind the best of several.
+    order = sorted(margins.items(), key=lambda item: item[1].decided)
+    pairs = {frozenset((name, margin.other)): margin for name, margin in order}
     return by_method(accuracies, columns, f"{caption} {unseen(pairs.values())}".strip(), named)
 
 
