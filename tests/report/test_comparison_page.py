@@ -408,6 +408,23 @@ def test_the_frame_is_tidy_and_has_every_number(comparison):
     )
 
 
+def test_an_axis_does_not_take_the_name_of_another_column():
+    rows = [
+        ResultRow(
+            method="fedavg",
+            held_out="photo",
+            seed=0,
+            conditions={"weights": weights, "lr": "0.1"},
+            numbers=accuracies(final=value),
+        )
+        for weights, value in (("imagenet", 0.8), ("none", 0.5))
+    ]
+    found = Results("mine", "mine", rows).frame()
+    assert found.columns.is_unique
+    assert dict(zip(found["model.weights"], found["value"])) == {"imagenet": 0.8, "none": 0.5}
+    assert {*found["lr"]} == {"0.1"}
+
+
 def test_three_lines_of_pandas_give_the_margins_from_the_frame_and_from_the_file(comparison):
     folder, _ = comparison()
     write_comparison(folder)

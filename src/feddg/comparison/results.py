@@ -40,7 +40,7 @@ from feddg.runs.diagnostics import (
 from feddg.runs.reading import EXPERIMENT, Run, flatten, is_run, read_run
 from feddg.runs.summary import numbers_by_rule
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
-from feddg.settings import grouped
+from feddg.settings import SHORTHANDS, grouped
 from feddg.storage import is_file, read_fields_of
 from feddg.text import counted, short
 
@@ -237,24 +237,31 @@ class Results:
         """Returns all numbers as a tidy table, one number per row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
-        axis, ``seed``, ``budget`` (images; empty without budgets); those of :class:`NumberRow`; and
-        the provenance: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
+        axis (``model.weights``, as its short name is another column's), ``seed``, ``budget``
+        (images; empty without budgets); those of :class:`NumberRow`; and the provenance:
+        ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
         """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
-        axes = dict.fromkeys(axis for row in self.rows for axis in row.conditions)
-        before = ["method", "column", "held_out", *axes, "seed", BUDGET]
+        before, after = ["method", "column", "held_out"], ["seed", BUDGET]
         behind = ["experiment", *MADE_WITH, "folder"]
+        taken = {*before, *after, *NUMBER_COLUMNS, *behind}  # one is a field's short name, too
+        named = {
+            axis: SHORTHANDS.get(axis, f"method.{axis}") if axis in taken else axis
+            for row in self.rows
+            for axis in row.conditions
+        }
+        axes = dict.fromkeys(named.values(), "")
         numbers = [
-            dict.fromkeys(axes, "")
+            axes
             | vars(row)
-            | row.conditions
+            | {named[axis]: value for axis, value in row.conditions.items()}
             | {"column": self.column(row), HASHES: as_json(row.hashes)}
             | vars(number)
             for row in self.rows
             for number in (numbers_by_rule(row.run, domains=True) if row.run else row.numbers)
         ]
-        frame = DataFrame(numbers, columns=[*before, *NUMBER_COLUMNS, *behind])
+        frame = DataFrame(numbers, columns=[*before, *axes, *after, *NUMBER_COLUMNS, *behind])
         counts = dict.fromkeys((BUDGET, "round", "images"), "Int64")
         return frame.astype(counts | dict.fromkeys(("bytes", "seconds", "value"), float))
 
