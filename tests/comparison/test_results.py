@@ -275,6 +275,10 @@ def test_a_result_says_what_it_was_made_with_and_one_that_does_not_is_warned_abo
     images = ImagesFile.read(done.cells[0].folder / "images.json")
     (result,) = read_results(path)
     assert result.hashes == {"images": images.fingerprint()}
+    for here in (done.results.rows[0], results_of([done.cells[0].folder]).rows[0]):
+        assert here.machine == result.machine != ""
+        assert here.version == result.version
+        assert here.hashes == result.hashes
     assert images.model_copy(update={"root": "elsewhere"}).fingerprint() == images.fingerprint()
     assert images.model_copy(update={"labels": "other"}).fingerprint() != images.fingerprint()
     path.write_text(to_text([result.model_copy(update={"hashes": {}})]))

@@ -18,6 +18,7 @@ from feddg.comparison.results_file import (
     Place,
     ResultRow,
     as_json,
+    made_with,
     read_results,
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
@@ -439,13 +440,13 @@ def read_comparison(folder: Path) -> Results:
     tuning, plan = TuningFile.read(folder / TUNING), folder / "plan.yaml"
     if tuning and is_file(plan) and not read_fields_of(plan, "plan file", RunError).get("tune"):
         tuning = None  # it is left of an earlier comparison in this folder
-    rows = []
+    made, rows = {name: made_with(runs[name]) for name in complete}, []
     for cell in content.cells:
         run = runs[cell.folder] if cell.folder in complete else None
         if run is not None and cell.budget is not None:
             run = run.at(cell.budget)
         if run is not None or (cell.numbers and cell.folder not in complete):
-            rows.append(cell.model_copy(update={"run": run}))
+            rows.append(cell.model_copy(update={"run": run, **made.get(cell.folder, {})}))
     return content.results(
         rows,
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
@@ -509,6 +510,7 @@ def results_of(folders: Sequence[Path]) -> Results:
             seed=int(run.settings.get("seed") or 0),
             folder=run.folder.name,
             run=run,
+            **made_with(run),
         )
         for run, label, condition, heading in zip(complete, labels, conditions, held_out)
     ]
