@@ -219,8 +219,8 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 def reference_lines(run: Run) -> dict[str, float]:
     """Accuracy on held-out test images of the reference lines in the same folder, by method.
 
-    Only from runs with the same images, model, rounds, seed and number of sites; of sites alone, only
-    where these hold the same images.
+    Only from runs with the same images, model, rounds, seed and number of sites; of sites alone,
+    only where these hold the same images.
     """
     accuracies = {}
     for method in REFERENCES:
@@ -475,7 +475,7 @@ def _pictures_section(run: Run) -> Section | None:
 
 def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
-    newest = max(reversed(scores), key=lambda row: row.round)
+    newest = scores[-1]
     latest = [row for row in scores if (row.round, row.which) == (newest.round, newest.which)]
     keyed = grouped(((row.adaptation, row.batch_size), row) for row in latest)
     accuracies = {
