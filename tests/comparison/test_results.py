@@ -21,7 +21,14 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
 from feddg.comparison.plan import expand_plan, load_plan
-from feddg.comparison.results import Results, _remedy, about_budgets, read_comparison, results_of
+from feddg.comparison.results import (
+    Results,
+    _remedy,
+    about_budgets,
+    about_method,
+    read_comparison,
+    results_of,
+)
 from feddg.comparison.results_file import (
     COLUMNS,
     ResultRow,
@@ -37,7 +44,7 @@ from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against, learning_curves
 from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import about_results, budget_table
-from feddg.runs.diagnostics import Cause
+from feddg.runs.diagnostics import MAJORITY, Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
@@ -873,6 +880,25 @@ def test_results_of_one_column_on_different_images_are_warned_about(folder_maker
         assert len(found_in(results_of(folders), "different-images")) == found
     (folders[0] / "images.json").write_text("{")
     assert not found_in(results_of(folders), "different-images")
+
+
+def test_a_run_that_stands_in_every_column_is_counted_once():
+    """Ridge has no learning rate; it is marked as no better than a constant model."""
+    rows = [
+        row_of(0.5, "fedavg", conditions={"lr": lr}, experiment=f"0123abc{at}")
+        for at, lr in enumerate(("0.1", "0.2"))
+    ]
+    rows += [
+        row_of(0.5, "ridge", conditions={"lr": lr}, experiment="89abcdef") for lr in ("0.1", "0.2")
+    ]
+    constant = NumberRow(rule="final", metric="constant", value=1.0)
+    rows[2:] = [row.model_copy(update={"numbers": (*row.numbers, constant)}) for row in rows[2:]]
+    results = Results.of_rows(rows)
+    assert len(results.columns) == 2
+    assert about_method(results, "ridge") == [(MAJORITY, "warning", "")]
+    assert "3 runs" in comparison_page(results).tags
+    (text,) = found_in(results, "runs-from-a-file")
+    assert text.startswith("3 runs known from a results file alone")
 
 
 def test_several_precisions_in_one_column_are_named(folder_maker):

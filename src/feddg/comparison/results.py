@@ -607,7 +607,7 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
     The last is `` in 2 of 6 runs``, `` in both runs`` or `` in all 6 runs``; empty for one run.
     """
     rows = results.of(method)
-    runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
+    runs = {row.of_run: row for row in rows}.values()
     counts = Counter(pair for row in runs for pair in _found_in(row, results.default_rule))
     entries = []
     for (code, severity), count in counts.most_common():

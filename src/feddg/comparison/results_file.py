@@ -174,6 +174,12 @@ class ResultRow(BaseModel):
         return self.experiment, self.place
 
     @property
+    def of_run(self) -> object:
+        """What all rows of one run share: one without an axis's setting stands in every column."""
+        own = (self.experiment, self.method, self.budget) if self.experiment else self.key
+        return self.run.folder if self.run else self.folder or own
+
+    @property
     def domain(self) -> str:
         """The held-out test domains, behind the data set's name in a plan over several."""
         return self.axes[HELD_OUT].partition(VALIDATED_ON)[0]

@@ -631,7 +631,8 @@ def travel(
     rows, failed = _answers(model, named, total, progress)
     outputs, files = model.taken(), [row.file for row in rows]
     signals = Signals.of(kept.reference, outputs, model.familiar)
-    without = kept.at(signals, len({Tile.named(file).file for file in files}))  # tiles are one image
+    whole = {Tile.named(file).file for file in files}  # tiles of an image are no further ones
+    without = kept.at(signals, len(whole))
     confidence = outputs.confidence(kept.reference.temperature)
     chances = right_chances(confidence, without.value)
     expected, labelled, needed = without, 0, labels_needed(without, chances)
