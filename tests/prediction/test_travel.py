@@ -296,6 +296,22 @@ def test_an_image_that_is_named_twice_is_one(finished, cache, sketches):
     assert len(found.images) == len(truths)
 
 
+def test_tiles_of_an_image_are_one_image(finished, cache, sketches, monkeypatch):
+    answers, images = module._answers, []
+
+    def tiled(*arguments):
+        rows, failed = answers(*arguments)
+        return [replace(row, file=f"one.tif#x{n}y0w8h8") for n, row in enumerate(rows)], failed
+
+    monkeypatch.setattr(module, "_answers", tiled)
+    counted = TravelFile.at
+    monkeypatch.setattr(
+        TravelFile, "at", lambda kept, signals, n: images.append(n) or counted(kept, signals, n)
+    )
+    assert len(travel(finished, sketches[0], cache=cache).images) == len(sketches[1])
+    assert images == [1]
+
+
 def test_how_often_intervals_held_is_what_the_page_says():
     docs = Path(__file__).parents[2] / "docs"
     page = " ".join((docs / "benchmarks.md").read_text("utf-8").split())

@@ -103,6 +103,20 @@ def test_intervals_of_average_precision_hold_the_truth(each):
     assert held / cases == pytest.approx(0.94, abs=0.05)
 
 
+def test_the_interval_of_a_rare_class_ranked_at_chance_has_a_width():
+    random, held, cases = np.random.default_rng(6), 0, 30
+
+    def draw(images):
+        positive = random.random(images) < 0.01
+        return positive, 0.5 * positive + random.normal(size=images)
+
+    truth = average_precision_score(*draw(400_000))
+    for _ in range(cases):
+        found = average_precision_interval(*draw(1000))
+        held += found.low <= truth <= found.high
+    assert held / cases > 0.85  # 0.95, less three deviations of chance
+
+
 def test_predictive_values_are_bayes_rule_and_their_ends_hold():
     sens, spec, prevalence = wilson(0.9, 100), wilson(0.95, 400), 0.02
     ppv, npv = predictive_values(sens, spec, prevalence)

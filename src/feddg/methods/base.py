@@ -231,6 +231,10 @@ class Method:
 
     # At a client, every round
 
+    def images_of_pass(self, images: int, clients: int) -> int:
+        """Returns how many images one of several clients, who holds ``images``, has in a pass."""
+        return images
+
     def begin(self, client: Client) -> None:
         """Prepares the client's round; ``client.network`` holds the weights it starts from."""
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from feddg.data.columns import read_columns
+from feddg.data.decoding import Tile
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
@@ -630,7 +631,8 @@ def travel(
     rows, failed = _answers(model, named, total, progress)
     outputs, files = model.taken(), [row.file for row in rows]
     signals = Signals.of(kept.reference, outputs, model.familiar)
-    without = kept.at(signals, len(files))
+    whole = {Tile.named(file).file for file in files}  # tiles of an image are no further ones
+    without = kept.at(signals, len(whole))
     confidence = outputs.confidence(kept.reference.temperature)
     chances = right_chances(confidence, without.value)
     expected, labelled, needed = without, 0, labels_needed(without, chances)

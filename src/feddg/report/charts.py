@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg.comparison.results import Results
+from feddg.comparison.results import Results, evaluations
 from feddg.comparison.results_file import HELD_OUT
 from feddg.comparison.statistics import Interval, Margin, average_over_columns, by_seed
 from feddg.methods.base import METHODS
@@ -456,18 +456,17 @@ def _mean_curve(
 ) -> list[tuple[float, Interval]]:
     """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs.
 
-    Over the runs of the seeds that have every column, if there are any.
+    Over the runs of the seeds that have every column, if there are any. Runs at budgets are matched
+    by budget, which runs on other images reach in other rounds.
     """
-    runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
+    runs = {(results.column(row), row.seed): row for row in results.of(method) if row.run}
     if whole := by_seed(dict.fromkeys(runs, 0.0), results.columns):
-        runs = {key: run for key, run in runs.items() if key[1] in whole}
-    tables = {key: run.table.where(weights=weights) for key, run in runs.items()}
-    curves = {key: table.curve(TEST) for key, table in tables.items()}
+        runs = {key: row for key, row in runs.items() if key[1] in whole}
+    curves = {key: evaluations(row, weights) for key, row in runs.items()}
     points = []
-    for round_ in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
-        rows = (table.where(round=round_).rows[0] for table in tables.values())
-        costs = [getattr(row, spent or "round") for row in rows]
-        at = {key: curve[round_] for key, curve in curves.items()}
+    for mark in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
+        at = {key: curve[mark][1] for key, curve in curves.items()}
+        costs = [getattr(curve[mark][0], spent or "round") for curve in curves.values()]
         seeds = by_seed(at, results.columns) or at
         points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))
     return points

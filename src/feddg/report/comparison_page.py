@@ -61,7 +61,7 @@ def comparison_page(results: Results) -> Page:
     if not is_fit:
         also = [Fold("Also to know", [Prose(str(note)) for note in known])] if known else []
         notices = [Prose(verdict.advice, notice=True), *also]
-    runs = counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run")
+    runs = counted(len({row.of_run for row in results.rows}), "run")
     return Page(
         title=_title(results),
         lead=f"{tables.budget_words(every)}{verdict.text}",
@@ -154,7 +154,7 @@ def _decision_table(results: Results, base: str) -> Table | None:
 
 
 def _metrics_table(results: Results) -> Table | None:
-    """Returns every metric of every method on held-out test domains, as means over runs."""
+    """Returns every metric of every method on held-out test domains, as means over seeds."""
     names = in_order(name for run in results.runs() for name in run.table.metrics)
     if len(names) < 2:
         return None
@@ -205,7 +205,8 @@ def _cost_table(results: Results) -> Table | None:
 
 
 def _taken(run: Run) -> list[float | None]:
-    cost, rounds = cost_of(run), max(1, run.rounds_done)
+    cost = cost_of(run)
+    rounds = max(1, cost.rounds)  # as its seconds, of the whole run, not up to a budget
     return [
         cost.seconds["total"],
         cost.seconds.get("train", 0.0) / rounds,

@@ -219,15 +219,17 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 def reference_lines(run: Run) -> dict[str, float]:
     """Accuracy on held-out test images of the reference lines in the same folder, by method.
 
-    Only from runs with the same images, sites, model, rounds and seed.
+    Only from runs with the same images, model, rounds, seed and number of sites; of sites alone,
+    only where these hold the same images.
     """
     accuracies = {}
     for method in REFERENCES:
         folders = sorted(run.folder.parent.glob(f"{method}-*")) if method != run.method else ()
         for other in map(read_run, filter(is_run, folders)):
             differ = differing([flatten(run.settings), flatten(other.settings)])
-            alike = other.status == "completed" and not any(map(_SAME.match, differ))
-            if alike and (value := other.accuracy) is not None:
+            same = _SAME if method == "centralised" else _SAME_SITES
+            alike = other.method == method and not any(map(same.match, differ))
+            if alike and other.status == "completed" and (value := other.accuracy) is not None:
                 accuracies[method] = value
     return accuracies
 
@@ -236,6 +238,10 @@ _SAME = re.compile(
     r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
 )
 """Settings that runs must share to be compared."""
+_SAME_SITES = re.compile(
+    rf"{_SAME.pattern}|clients\.(partition|heterogeneity|alpha|shards|quantity_alpha)$"
+)
+"""Those that a run and one of its sites alone must share, too."""
 
 
 class _WorstClass(NamedTuple):
@@ -469,7 +475,7 @@ def _pictures_section(run: Run) -> Section | None:
 
 def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
-    newest = max(reversed(scores), key=lambda row: row.round)
+    newest = scores[-1]
     latest = [row for row in scores if (row.round, row.which) == (newest.round, newest.which)]
     keyed = grouped(((row.adaptation, row.batch_size), row) for row in latest)
     accuracies = {

@@ -147,7 +147,7 @@ def accuracy_table(
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
     beside = (
-        ("balanced_accuracy", "Balanced", "mean of all runs"),
+        ("balanced_accuracy", "Balanced", "mean of seeds with every column"),
         ("largest_class_share", "Largest class", "of the images"),
     )
     for metric, heading, below in () if brief else beside:
@@ -284,7 +284,9 @@ def margin_table(
     lags = bool(base) or len(accuracies) == 2
     about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
     caption = sentence("margins_caption", **about)
-    pairs = {frozenset((name, margin.other)): margin for name, margin in margins.items()}
+    # Of a pair the lead, which may be decided, and not the lag behind the best of several.
+    order = sorted(margins.items(), key=lambda item: item[1].decided)
+    pairs = {frozenset((name, margin.other)): margin for name, margin in order}
     return by_method(accuracies, columns, f"{caption} {unseen(pairs.values())}".strip(), named)
 
 
@@ -452,7 +454,7 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
         names = first_names([f"{name} ({state})" for name, state in results.open], 5)
         text = f"Incomplete, and left out: {names}."
         yield warning("runs-unfinished", text)
-    if count := len({row.folder or row.key for row in results.rows if row.run is None}):
+    if count := len({row.of_run for row in results.rows if row.run is None}):
         text = (
             f"{counted(count, 'run')} known from a results file alone, without a folder here: "
             "tables of accuracy have them; curves, costs and further metrics do not."

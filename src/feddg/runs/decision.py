@@ -163,7 +163,7 @@ def average_precision_interval(
 
 
 def _logit(share: float, least: float) -> float:
-    inside = min(max(share, least), 1 - least)
+    inside = min(share, 1 - least)  # no floor: of a rare class every share may be below it
     return math.log(inside / (1 - inside))
 
 

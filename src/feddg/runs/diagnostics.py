@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -286,7 +286,7 @@ def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diag
 
 def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
-    steps = _end_steps(table, split)
+    steps = _end_steps(table.curve(split))
     if result.round != table.round or not steps:
         return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
@@ -307,7 +307,7 @@ def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[D
 
 def _unsteady(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
-    steps = _end_steps(table, split)
+    steps = _end_steps(table.curve(split))
     if result.round != table.round or not steps:
         return
     back = min(max(steps), -min(steps))
@@ -440,13 +440,13 @@ def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
     return wilson(share, math.fsum(row.effective for row in rows))
 
 
-def fluctuation(table: NumberTable, split: str = TEST) -> float | None:
-    """Returns how much accuracy fluctuates between evaluations at the end of a run.
+def fluctuation(curve: Mapping[int, float]) -> float | None:
+    """Returns how much accuracy, or a difference, fluctuates between evaluations at the end.
 
     This is the mean absolute deviation of the steps in the last third from their mean (the trend),
     a share in [0, 1]; None if there are too few steps.
     """
-    steps = _end_steps(table, split)
+    steps = _end_steps(curve)
     if not steps:
         return None
     trend = math.fsum(steps) / len(steps)
@@ -469,14 +469,13 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
         )
 
 
-def _end_steps(table: NumberTable, split: str) -> list[float]:
+def _end_steps(curve: Mapping[int, float]) -> list[float]:
     """Returns the steps between evaluations at the end, without that from the untrained model.
 
     They are a third of all, at least three, or all of a short run; none if they tell nothing.
     """
-    values = [value for round_, value in table.curve(split).items() if round_ > 0]
-    curve = [value for value in values if math.isfinite(value)]
-    steps = [after - before for before, after in pairwise(curve)]
+    values = [value for round_, value in curve.items() if round_ > 0 and math.isfinite(value)]
+    steps = [after - before for before, after in pairwise(values)]
     return steps[-max(3, len(steps) // 3) :] if len(steps) >= 2 else []
 
 

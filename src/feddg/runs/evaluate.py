@@ -144,7 +144,7 @@ class Evaluate(RoundHook):
         true, signals = zip(*known)
         for score in scores:
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
-                counted = int(score.counted[1] or score.examples)
+                counted = score.counted[0] or score.examples  # groups, of which labels say nothing
                 estimate = calibrated(score.confidence, signals, true, counted)
                 yield EstimateRow(
                     round=state.round,
