@@ -41,6 +41,7 @@ RANDOM_IMAGES = 64
 TOLERANCE = 1e-4
 """Largest allowed difference of a probability from the run's."""
 Band = Annotated[int, Field(ge=1)]
+Printable = Annotated[str, AfterValidator(printable)]
 Outputs = tuple[numpy.ndarray, numpy.ndarray]
 """Probabilities ``(B, C)`` and labels ``(B,)``."""
 
@@ -108,10 +109,10 @@ class ModelDescription(ModelIdentity):
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
-    result: Annotated[str, AfterValidator(printable)] = (
+    result: Printable = (
         "It comes from no run that says how good it was where nobody trained."
     )
-    adaptation: str | None = None
+    adaptation: Printable | None = None
     format: str = ""
     feddg: str = ""
     outputs: tuple[str, ...] = ()
