@@ -24,6 +24,7 @@ from feddg.prediction.model_file import (
     Format,
     ModelDescription,
     example,
+    input_of_weights,
     write_file,
     write_weights,
 )
@@ -133,11 +134,7 @@ def export_run(
     if format == "safetensors":
         model: nn.Module = trained.network
         images = torch.empty(0)
-        if about.features is None:
-            colours = trained.network.mean, trained.network.std
-            mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
-            shape = f"(batch, 3, {about.image_size}, {about.image_size})"
-            changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
+        changes["input"] = input_of_weights(trained.network, about.image_size, about.features)
     else:
         model = trained.predictor(adapt)
         images, real = images_to_check(trained.experiment)
