@@ -16,7 +16,7 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
-from feddg.prediction.export import MODEL_CARD, ensure_card, export_run
+from feddg.prediction.export import MODEL_CARD, ensure_card, export_run, save_model
 from feddg.prediction.model import load_trained
 from feddg.prediction.model_file import OWN_WAY
 from feddg.runs import execute
@@ -129,12 +129,15 @@ def test_a_model_of_features_is_not_offered_as_one_of_images(tmp_path, cache):
     data = {"source": "features", "root": tmp_path / "features.csv"}
     chosen = Experiment(data=data, hold_out={"test": "site2"}, method="ridge")
     folder = run_experiment(chosen, tmp_path / "runs", cache=cache).folder
-    card = (folder / MODEL_CARD).read_text("utf-8")
-    assert "a classifier of features for domains nobody trained on" in card
-    assert "Input: features (batch, 2).\n" in card
-    assert "over 1 round of federated learning" in card
-    for word in ("pixels", "Resize first", "feddg serve", "--onnx", "images/"):
-        assert word not in card
+    shared = save_model(folder, tmp_path / "shared").card
+    for file, named in ((folder / MODEL_CARD, "RUN"), (shared, "FOLDER")):
+        card = file.read_text("utf-8")
+        assert "a classifier of features for domains nobody trained on" in card
+        assert "Input: features (batch, 2).\n" in card
+        assert "over 1 round of federated learning" in card
+        assert f"`feddg predict {named} features.csv --out labels.csv`" in card
+        for word in ("pixels", "Resize first", "feddg serve", "--onnx", "images/", "image-class"):
+            assert word not in card
     with pytest.raises(RunError, match="takes features, no images"):
         export_run(folder, tmp_path / "model.pt2", "torch")
     export_run(folder, tmp_path / "model.safetensors", "safetensors")
