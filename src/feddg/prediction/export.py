@@ -94,7 +94,7 @@ def export_run(
     which: str | None = None,
     strict: bool = False,
 ) -> Exported:
-    """Writes a run's model as one file, and a model card with the same name and ``.md``.
+    """Writes a run's model as one file, and a model card beside it, named like ``model.onnx.md``.
 
     ``onnx`` and ``torch`` map RGB images ``(B, 3, S, S)``, any B, to ``probabilities`` ``(B, C)``,
     ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of the metadata is not included.
@@ -143,7 +143,7 @@ def export_run(
         changes["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
     about = about.model_copy(update=changes)
     gap = write_file(path, model, about, images)
-    card = path.with_suffix(".md")
+    card = _card_of(path)
     _write_card(card, model_card(run, about))
     return Exported(path, card, about, len(images), gap)
 
@@ -154,7 +154,12 @@ def _check_place(path: Path, format: Format) -> None:
         raise RunError(f"{path} must end in {ENDINGS[format]}")
     if path.is_dir():
         raise RunError(f"cannot write {path}: it is a folder; name a file")
-    _check_card(path.with_suffix(".md"))
+    _check_card(_card_of(path))
+
+
+def _card_of(path: Path) -> Path:
+    """Returns the path of a file's card; a model's files in several formats have one each."""
+    return path.with_name(f"{path.name}.md")
 
 
 def _check_card(card: Path) -> None:
