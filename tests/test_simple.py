@@ -110,6 +110,27 @@ def test_weights_alone_are_those_of_the_model_and_other_endings_are_refused(tmp_
         fed.save(tmp_path / "model.pt")
 
 
+def test_a_file_says_what_its_weights_take(tmp_path):
+    def said(fed):
+        with safe_open(fed.save(tmp_path / "w.safetensors"), framework="pt") as file:
+            return json.loads(file.metadata()["feddg"])["input"]
+
+    colours = [0.5, 0.4, 0.3], [0.2] * 3
+    fed = feddg.Federation([Colours(0)], own_network(), normalize=colours)
+    assert said(fed).endswith("12, 12), minus (0.5, 0.4, 0.3), divided by (0.2, 0.2, 0.2)")
+    fed.class_names = ("a", "a", "b")
+    with pytest.raises(RunError, match=r"w\.safetensors cannot be described: .*two have the same"):
+        fed.save(tmp_path / "w.safetensors")
+    rows = [f"{'xy'[n % 2]},{'st'[n // 6]},{n},{n % 2 + n / 9}" for n in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["label,domain,a,b", *rows]))
+    data = {"source": "features", "root": tmp_path / "t.csv", "id_val": 0}
+    chosen = Experiment(data=data, hold_out="t", clients={"number": 1})
+    fed = feddg.Federation.of(chosen, tmp_path / "cache")
+    assert said(fed) == "features (batch, 2)"
+    with pytest.raises(RunError, match="this model features"):
+        fed.save(tmp_path / "w.pt2")
+
+
 def test_it_goes_on_where_it_stopped_and_repeats_itself():
     def trained(*rounds: int) -> dict[str, Tensor]:
         fed = feddg.Federation([Colours(0), Colours(1)], own_network(), "scaffold", batch_size=8)

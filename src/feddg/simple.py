@@ -327,7 +327,7 @@ class Federation(federation.Federation):
 
         Raises:
             RunError: the suffix is another, the file cannot be written, or it predicts differently;
-                or a graph is asked for under a task without classes.
+                or a graph is asked for under a task without classes, or of a table of features.
         """
         if not self.worker.task.has_classes and Path(path).suffix.lower() != ".safetensors":
             raise RunError(
@@ -339,7 +339,7 @@ class Federation(federation.Federation):
             "class_names": list(self.class_names),
             "image_size": self.image_size,
             "depths": self.clients.contents.bit_depths if isinstance(self.clients, Images) else (),
-            **{name: getattr(data, name) for name in ("resize", "range", "bands", "tile")},
+            **data.model_dump(include={"resize", "range", "bands", "tile", "features"}),
             "method": self.method.name,
             "round": self.server.state.round,
         }

@@ -193,6 +193,21 @@ def test_global_switches_adapters_and_gates_off():
     assert torch.equal(predicted(adapt(gated, "bin"), batch), predicted(gated, batch))
 
 
+def test_an_activation_inside_a_gated_layer_acts_once():
+    class BatchNormAct2d(nn.BatchNorm2d):  # as timm's
+        def __init__(self, channels):
+            super().__init__(channels)
+            self.drop, self.act = nn.Identity(), nn.SiLU()
+
+    network = build_network("cnn", 3, weights=None)
+    for block in network.featurizer.blocks:
+        block[2] = BatchNormAct2d(block[2].num_features)
+    network = scrambled(build_method("fedig", {"instance_gate": 0.5}).network(network))
+    torch.testing.assert_close(
+        predicted(adapt(network, "bin"), images()), predicted(network, images())
+    )
+
+
 def test_the_adapter_is_fedig_as_own_prediction():
     network = model("fedig-a", "bottleneck")
     own = build_method("fedig-a", {}).predictor(network).eval()
@@ -249,6 +264,13 @@ def test_the_ensemble_is_the_mean_over_copies_with_each_clients_normalisation():
     expected = torch.stack(probabilities).mean(0)
     found = predicted(adapt(chosen, "ensemble", parts), images()).exp()
     torch.testing.assert_close(found, expected)
+
+
+def test_the_ensemble_of_the_models_own_statistics_is_the_model_with_its_gates():
+    network = model("fedig", "bottleneck", instance_gate=0.5)
+    own = {name: t for name, t in network.state_dict().items() if ".running_" in name}
+    found = predicted(adapt(network, "ensemble", Parts({0: own})), images())
+    torch.testing.assert_close(found, predicted(network, images()).log_softmax(-1))
 
 
 def test_mixnorm_pools_five_views_of_each_image():
@@ -367,7 +389,7 @@ def test_tent_leaves_a_single_image_to_the_running_statistics():
 
 
 def test_models_of_other_methods_are_served(subtests):
-    for method in ["fedavg", "fedbn", "fedsr", "copa", "l2d", "jigen+mixstyle"]:
+    for method in ["fedavg", "fedbn", "fedbn+fedsr", "copa", "l2d", "jigen+mixstyle"]:
         with subtests.test(method=method):
             small = federation(method, sizes=(6, 6))
             small.run(1)
@@ -379,7 +401,7 @@ def test_models_of_other_methods_are_served(subtests):
             parts = Parts({id: part for id, part in clients.items() if part})
             chosen = small.method.predictor(small.network).eval()
             batch = torch.rand(8, 3, 16, 16)
-            for name in [*ANY_MODEL, *(["ensemble"] if method == "fedbn" else [])]:
+            for name in [*ANY_MODEL, *(["ensemble"] if "fedbn" in method else [])]:
                 logits = predicted(adapt(chosen, name, parts), batch)
                 assert logits.shape == (8, 3)
                 assert torch.isfinite(logits).all()

@@ -17,7 +17,7 @@ from feddg.errors import AdaptationError, DataError, ExperimentError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.metrics import area_under_roc
 from feddg.experiment import load_stored
-from feddg.prediction.classifier import image_files
+from feddg.prediction.classifier import image_files, load_classifier
 from feddg.prediction.evaluate import decide_run
 from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files, prediction_of
@@ -128,6 +128,22 @@ def test_other_work_is_not_continued(finished, images, tmp_path, precision):
     done = predict_files(finished, [images], out, batch_size=8, precision=precision)
     assert done.continued == 0
     assert len(read_csv(out)) == 30 + more
+
+
+def test_another_adaptation_inside_a_file_is_other_work(finished, images, tmp_path, monkeypatch):
+    exported, out = load_classifier(finished), tmp_path / "labels.csv"
+    monkeypatch.setattr("feddg.prediction.predict.load_classifier", lambda *options: exported)
+
+    def stop(what, done, total):
+        raise KeyboardInterrupt
+
+    for first, then, continued in (("iabn", "global", 0), ("global", "global", 8)):
+        exported.description = exported.description.model_copy(update={"adaptation": first})
+        with pytest.raises(KeyboardInterrupt):
+            predict_files("model.onnx", [images], out, batch_size=8, progress=stop)
+        exported.description = exported.description.model_copy(update={"adaptation": then})
+        done = predict_files("model.onnx", [images], out, batch_size=8)
+        assert done.continued == continued
 
 
 def test_bad_files_have_a_row_with_the_reason_and_do_not_fail_the_command(

@@ -17,6 +17,7 @@ from feddg.data.data_set import load_source
 from feddg.errors import DataError, FeddgError
 from feddg.evaluation.groups import effective_number
 from feddg.experiment import Experiment
+from feddg.prediction.classifier import load_classifier
 from feddg.prediction.predict import predict
 from feddg.prediction.validation import ValidationFile, release, validate
 from feddg.runs.intervals import wilson
@@ -88,7 +89,9 @@ def test_tiles_of_one_file_are_not_independent(tmp_path, cache):
     assert {cell for row in hidden.confusion for cell in row} == {None}
 
 
-def test_the_command_writes_counts_and_no_name(finished, site, tmp_path):
+def test_the_command_writes_counts_and_no_name(finished, site, tmp_path, monkeypatch):
+    exported = load_classifier(finished, "iabn")  # as an ONNX file holds it
+    monkeypatch.setattr("feddg.prediction.validation.load_classifier", lambda *options: exported)
     out = tmp_path / "validation.json"
     command = ["deploy", "validate", str(finished), str(site), "--domain", "clinic"]
     ended = CliRunner().invoke(app, [*command, "--out", str(out), "--hide-below", "5"])
@@ -100,6 +103,8 @@ def test_the_command_writes_counts_and_no_name(finished, site, tmp_path):
     found = ValidationFile.model_validate(json.loads(text))
     assert {cell for row in found.domains[0].confusion for cell in row} == {None}
     assert found.domains[0].metrics == {}
+    assert found.adaptation == "iabn"
+    assert "test-time adaptation of the file: iabn" in ended.output
     assert "nothing about single images" in ended.output
 
 

@@ -64,10 +64,12 @@ class Parts:
     Attributes:
         clients: the local part of each client's network state (normalisation), by id.
         seed: the run's seed, for random draws.
+        lost: the model's round, if ``clients`` are of another one.
     """
 
     clients: Mapping[int, Weights] = field(default_factory=dict)
     seed: int = 0
+    lost: int | None = None
 
 
 class Predictor(nn.Module):
@@ -128,6 +130,13 @@ class Predictor(nn.Module):
 def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     """Normalises like batch normalisation in evaluation mode."""
     return normalize_stored(layer, inputs, stored(layer))
+
+
+def as_trained(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """Normalises like the layer itself in evaluation mode: by its gates, if it has any."""
+    if isinstance(layer, BatchInstanceNorm2d):
+        return layer.mixed(inputs)
+    return by_running_statistics(layer, inputs)
 
 
 ADAPTATIONS: Registry[type[Predictor]] = Registry(
@@ -291,7 +300,7 @@ class BatchInstance(Predictor):
 
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that keeps each layer as trained."""
-        return lambda layer, inputs: type(layer).forward(layer, inputs)
+        return as_trained
 
 
 @register_adaptation
@@ -320,14 +329,19 @@ class ClientEnsemble(Predictor):
                 "its clients keep no normalisation of their own; train with a method of local "
                 "normalisation (fedbn, silobn, fedig, fedig-a)"
             )
+        if self.parts.lost is not None:
+            raise self.refused(
+                f"the clients' normalisation of round {self.parts.lost} was not kept; leave out "
+                "--which"
+            )
         names = {name for part in self.parts.clients.values() for name in part}
-        layers = batch_norms(self.model)
-        if not any(name.rpartition(".")[0].endswith(layer) for name in names for layer in layers):
+        kept = tuple({name.rpartition(".")[0] for name in names} - {""})
+        if not any(layer.endswith(kept) for layer in batch_norms(self.model)):
             raise self.refused("what its clients keep is not normalisation")
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns log-probabilities ``(B, classes)``."""
-        with normalised_by(self.model, by_running_statistics):
+        with normalised_by(self.model, as_trained):
             members = [functional_call(self.model, part, (images,)) for part in self._members]
         logs = torch.stack(members).float().log_softmax(-1)
         return logs.logsumexp(0) - math.log(len(logs))

@@ -135,18 +135,14 @@ class RunClassifier(ImageClassifier):
 
     def inputs(self, pixels: numpy.ndarray) -> torch.Tensor:
         """Returns the network's inputs: images in [0, 1], or rows of features."""
-        raw, expected = torch.from_numpy(pixels), self.description.features
-        if expected not in (None, raw.shape[1]):
-            raise DataError(f"the rows have {raw.shape[1]} features, the model takes {expected}")
-        return as_unit(raw if expected else raw.permute(0, 3, 1, 2), self.device)
+        raw = torch.from_numpy(pixels)
+        rows = self.description.features is not None
+        return as_unit(raw if rows else raw.permute(0, 3, 1, 2), self.device)
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``.
 
         A model that takes features maps ``(B, d)`` float32.
-
-        Raises:
-            DataError: there are more or fewer features than it was trained on.
         """
         images = self.inputs(pixels)
         with as_usual(), torch.inference_mode(), autocast(self.precision, self.device)():

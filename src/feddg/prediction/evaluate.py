@@ -243,7 +243,7 @@ def _personal_scores(
         if part is None or not of_client.splits:
             continue
         parts = Parts({client.id: part}, trained.parts.seed)
-        alone = ClientEnsemble(trained.network, ClientEnsemble.Settings(), parts)
+        alone = ClientEnsemble(trained.predictor(), ClientEnsemble.Settings(), parts)
         for score in of_client.scores(alone):
             yield client.id, score
 

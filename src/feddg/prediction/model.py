@@ -17,7 +17,7 @@ from feddg.prediction.adaptation import Parts
 from feddg.prediction.adaptation import adapt as adapted
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.shared import at_hand, is_shared, load_shared
-from feddg.runs.folder import checkpoint_memories, kept_weights
+from feddg.runs.folder import checkpoint_memories, kept_weights, read_index
 from feddg.runs.reading import read_run
 from feddg.runs.table import SELECTION_RULES, rules_asked
 
@@ -94,7 +94,8 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         if (part := {name: tensor for name, tensor in memory.items() if name in local})
     }
     _ready(network, device)
-    parts, names = Parts(of_clients, experiment.seed), tuple(clients.classes)
+    lost = round if of_clients and round != read_index(path).round else None
+    parts, names = Parts(of_clients, experiment.seed, lost), tuple(clients.classes)
     columns = tuple(clients.features)
     return Trained(experiment, method, network, parts, names, rule.name, round, None, columns)
 

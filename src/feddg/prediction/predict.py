@@ -124,7 +124,13 @@ class BatchPredictor:
         """
         about, name = self.classifier.description, _written(file)
         if about.features is not None:
-            return read_rows(file, about.columns, about.feature_names)
+            try:
+                rows = read_rows(file, about.columns, about.feature_names)
+            except (DataError, MissingPackage) as error:
+                return str(error)
+            width = len(rows[0][1])
+            fits = width == about.features
+            return rows if fits else f"it has {width} features, the model takes {about.features}"
         side, size = about.tile, about.image_size
         names = [name] if side is None else names_in(file, name, side)
         boxes = [None] if side is None else [Tile.named(part).box for part in names]
@@ -384,7 +390,7 @@ class PredictedFiles:
     Attributes:
         out: path of the table.
         files: number of image files; each has one row, or one per tile.
-        failed: number of files that could not be used.
+        failed: number of files without a label in any row.
         unlike: number of rows unlike the training images; None without an out-of-distribution
             score.
         continued: number of files done by an earlier call.
@@ -446,7 +452,7 @@ def predict_files(
         batch_size: files per forward pass.
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
-        on_bad: called with one line for each file that cannot be used.
+        on_bad: called with one line for each row without a label.
 
     Raises:
         RunError: the folder has no model, the table cannot be written or is being written by
@@ -468,8 +474,9 @@ def predict_files(
     classes, part = len(classifier.class_names), part_of(out)
     cut = cut_of(run, classifier.description, decision, threshold)
     names = columns(classifier.class_names, probabilities, cut)
-    work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
-    work += [classifier.precision, *([] if cut is None else [cut.threshold])]
+    adaptation = classifier.description.adaptation  # that of an ONNX file is in the file
+    work = [classifier.weights, adaptation, batch_size, names, classifier.threshold]
+    work += [predictor.bits, classifier.precision, *([] if cut is None else [cut.threshold])]
 
     def lines(done: int) -> Iterator[bytes]:
         stamps = deque[Stamp | None]()
@@ -481,8 +488,9 @@ def predict_files(
 
         for batch in predict_batches(predictor, files()):
             for file, rows in batch:
-                if rows[0].reason is not None:
-                    on_bad(f"{rows[0].file}: {rows[0].reason}")
+                for row in rows:
+                    if row.reason is not None:
+                        on_bad(f"{row.file}: {row.reason}")
                 written = [cells(row, classes, probabilities, cut) for row in rows]
                 yield _line([_written(file), written, stamps.popleft()])
             done += len(batch)
@@ -580,15 +588,14 @@ def _put_in_place(
         nonlocal files, failed, unlike
         for rows in by_file():
             files += 1
+            failed += all(label is None for _, label, *_ in rows)
             for file, label, confidence, _, light, reason, *_ in rows:
                 if reason is None:
                     labels[label] += 1
                     unlike += light == "yes"
                     lit = None if light is None else light == "yes"
                     yield Prediction(file, label, confidence, unlike_training=lit)
-                    continue
-                failed += 1
-                if len(faults) < MOST_FAULTS:
+                elif len(faults) < MOST_FAULTS:
                     faults.append(Prediction(file, reason=reason))
 
     write, all_rows = _WRITERS[out.suffix.lower()], chain.from_iterable(by_file())

@@ -681,9 +681,11 @@ def _answers(
     for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
             rows += [row for row in predictions if row.reason is None]
-            failed += predictions[0].reason is not None
+            failed += all(row.reason is not None for row in predictions)
         done += len(batch)
         progress("looking at images", done, total)
+    if not rows:
+        raise DataError(f"no image can be used: {predictions[0].reason}")
     return rows, failed
 
 

@@ -114,6 +114,7 @@ class ValidationFile(JsonFile):
         kind: identifies the kind of file.
         feddg: version of feddg.
         model: origin of the weights.
+        adaptation: the test-time adaptation inside an exported file; None for a run.
         classes: the model's classes, in the order of the tables.
         hidden_below: tables with smaller counts are hidden; 0 for none.
         diagnostics: warnings about the model.
@@ -123,6 +124,7 @@ class ValidationFile(JsonFile):
     kind: str = "feddg validation"
     feddg: str
     model: ModelIdentity
+    adaptation: str | None = None
     classes: tuple[str, ...]
     hidden_below: int = 0
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -184,6 +186,7 @@ def validate(
     measured = ValidationFile(
         feddg=feddg.__version__,
         model=ModelIdentity.model_validate(dict(classifier.identity)),
+        adaptation=about.adaptation,
         classes=classifier.class_names,
         hidden_below=hide_below,
         diagnostics=classifier.diagnostics,
