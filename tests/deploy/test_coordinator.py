@@ -25,6 +25,9 @@ from feddg.federation.inprocess import InProcess
 from feddg.federation.transport import Ledger
 from feddg.messages import Broadcast, Message, Refusal
 from feddg.records import DOMAIN_SCORES, ClientsTable, DomainScore
+from feddg.report.run_page import result_sentence
+from feddg.runs.diagnostics import result_sentence_of
+from feddg.runs.reading import read_run
 from federations import same
 from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
 
@@ -223,6 +226,23 @@ def test_a_site_without_labels_is_checked_before_it_joins(tmp_path):
     assert not [check for check in checks if check.severity == "error"]
     _, checks = check_site(app / "sites" / "ink", images, **options)
     assert [check.text for check in checks] == ["This site is to train, and has no labels."]
+
+
+def test_the_page_names_what_was_measured_and_calls_no_trained_domain_unseen(tmp_path, caplog):
+    more = {"test": "", "evaluation-sites": "judge"}
+    deployment = Deployment(tmp_path, experiment(), **more)
+    nodes = {"images": "digits:ink", "cache": str(tmp_path / "judge"), "device": "cpu"}
+    deployment.grid.connect("judge", nodes)
+    deployment.start()
+    run = read_run(deployment.path)
+    assert run.held_out("test") == ["ink"]
+    said = result_sentence(run)
+    assert "of the images of ink." in said
+    assert "which no client trained on" not in said
+    assert "nobody trained on" not in result_sentence_of(run.folder, "final", 2)
+    codes = [found.code for found in run.summary.diagnostics]
+    assert codes.count("evaluated-and-trained") == 1
+    assert caplog.text.count("judge measures ink, which sites train on") == 1
 
 
 def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):

@@ -17,7 +17,14 @@ from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import Numbered, joined
 from feddg.data.inspection import about_clients
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import list_images, load_pixels, on_all_images, positions, read_experiment
+from feddg.deploy.site import (
+    held_out_among,
+    list_images,
+    load_pixels,
+    on_all_images,
+    positions,
+    read_experiment,
+)
 from feddg.deploy.transport import DeploymentFile, FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration
 from feddg.diagnostics import Diagnostic, Progress, emit, warn
@@ -174,6 +181,7 @@ class Sites(Clients):
 
     def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
         self._transport, self.held = transport, held
+        self._told = set[int]()
 
     def __len__(self) -> int:
         return len(self._transport.clients)
@@ -203,6 +211,16 @@ class Sites(Clients):
             if isinstance(reply, Refusal):
                 server.ledger.refusal(broadcast.round, id, reply.reason)
                 log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
+            labelled = (score.domain for score in new if score.split != UNLABELLED)
+            seen = held_out_among(labelled, self.held.domains)
+            if seen and id not in self._told:
+                self._told.add(id)
+                warn(
+                    "evaluated-and-trained",
+                    f"{transport.sites[id]} measures {first_names(seen)}, which sites train on: "
+                    "that says nothing of unseen domains.",
+                    "Name its images otherwise if they are of another domain.",
+                )
             for score in new:
                 named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
                 # Without labels the domain is the site's name already.

@@ -175,6 +175,7 @@ def result_sentence(run: Run) -> str:
         warnings="; ".join(one.short for one in about_result(run) if one.severity == "warning"),
         interval=interval_words(at.accuracy) if at else "",
         domains=_held_out_words(run),
+        unseen=not any(map(run.trained_on, run.held_out(TEST))),
         at=at,
         constant_answer=CONSTANT_ANSWER,
     )
