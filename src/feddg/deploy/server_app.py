@@ -317,7 +317,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
             raise ExperimentError(f"forget names {deployment.forget!r}, which is no site{known}")
         done = forget(path, names.index(deployment.forget), **parts)
     else:
-        done = carry_out(path, experiment, **parts)
+        done = carry_out(path, experiment, **parts, of_sites=True)
     ensure_report(path)
     return done
 

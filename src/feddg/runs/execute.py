@@ -229,7 +229,7 @@ def resume(
     """
     path = Path(folder)
     require_run(path)
-    _refuse_deployment(path, prepare)
+    _refuse_deployment(path)
     experiment = load_stored(path / EXPERIMENT)
     if device is not None:
         experiment = experiment.model_copy(update={"device": device})
@@ -237,9 +237,9 @@ def resume(
     return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
 
-def _refuse_deployment(path: Path, prepare: Prepare) -> None:
+def _refuse_deployment(path: Path) -> None:
     """Refuses the run of a deployment, whose clients' images are elsewhere."""
-    if prepare is in_process and is_file(path / DEPLOYMENT):
+    if is_file(path / DEPLOYMENT):
         raise RunError(
             f"{path} is a deployment's, whose sites have the images: `feddg deploy run` in the "
             "app's folder goes on with it"
@@ -272,17 +272,20 @@ def carry_out(
     prepare: Prepare = in_process,
     snapshots: Collection[int] = (),
     keep_unstarted: bool = False,
+    of_sites: bool = False,
 ) -> Run:
     """Carries out an experiment in the folder ``path``, with clients from ``prepare``.
 
     A folder made for a run that fails before its first round is removed again, unless
-    ``keep_unstarted``, which a comparison's page needs to report the reason. See
-    :func:`feddg.api.run` for the other arguments and errors.
+    ``keep_unstarted``, which a comparison's page needs to report the reason. A deployment's run is
+    gone on with ``of_sites`` only. See :func:`feddg.api.run` for the other arguments and errors.
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
         complete = is_complete(path)
         if not complete:
+            if not of_sites:
+                _refuse_deployment(path)
             (path / "report.html").unlink(missing_ok=True)  # of an earlier state
             work = partial(_run, experiment, folder, cache_folder(cache), prepare, snapshots)
             try:
@@ -326,7 +329,8 @@ def forget(
     """
     path = Path(folder)
     require_run(path)
-    _refuse_deployment(path, prepare)
+    if prepare is in_process:
+        _refuse_deployment(path)
     run, experiment = read_run(path), load_stored(path / EXPERIMENT)
     if not is_complete(path):
         raise RunError(f"{path} is not complete: finish it first (`feddg resume {path}`)")
