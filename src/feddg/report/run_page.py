@@ -528,8 +528,7 @@ def cost_of(run: Run) -> SummaryFile:
     """
     summary = run.summary
     if summary is None:
-        setup = run.setup
-        summary = summarize(run, run.status, None, {"setup": setup.seconds} if setup else {})
+        summary = summarize(run, run.status, None, {})
         sent = summary.bytes if run.rounds else {}
         summary = summary.model_copy(update={"peak_memory_bytes": None, "bytes": sent})
     seconds = dict(summary.seconds)

@@ -89,7 +89,7 @@ class Records(RoundHook):
         folder: the run's.
         models: the stored models.
         snapshots: rounds whose weights are kept.
-        seconds: gets the time of the setup.
+        evaluate: evaluates the model that training starts from.
         so_far: what was recorded before, of a run that goes on.
 
     Attributes:
@@ -103,7 +103,7 @@ class Records(RoundHook):
         folder: RunFolder,
         models: KeptModels,
         snapshots: Collection[int],
-        seconds: dict[str, float],
+        evaluate: Evaluate,
         so_far: Run,
     ) -> None:
         self._federation, self._folder, self.models = federation, folder, models
@@ -111,7 +111,7 @@ class Records(RoundHook):
         self._spent = {"images": 0, "bytes": setup.bytes, "seconds": setup.seconds}
         for row in rounds:
             self._add(row)
-        self._snapshots, self._seconds = snapshots, seconds
+        self._snapshots, self._evaluate = snapshots, evaluate
         # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
         # even after a crash while a checkpoint was under way, during the next round.
         self._beside = not federation.remote and not federation.defences.defences
@@ -122,22 +122,22 @@ class Records(RoundHook):
         self._folder.append(LEDGER, [row])
 
     def begun(self, state: State, round: Round) -> None:
-        """Writes what came of the setup, and pictures of it, if the images are here."""
-        self._seconds["setup"] = round.seconds - round.evaluating
+        """Writes what came of the setup, pictures of it if the images are here, and scores."""
         give_memory_back()
         ledger = self._federation.ledger
         row = SetupRow(
-            seconds=self._seconds["setup"],
+            seconds=round.seconds,
             bytes=sum(ledger.bytes.values()) if ledger else 0,
             groups=round.groups,
             left_out=round.left_out,
         )
         self._spent |= {"bytes": row.bytes, "seconds": row.seconds}
-        self.keep(state, [row], round.evaluations)
         images, settings = self._federation.clients, self._federation.settings
         if settings.evaluate.pictures and isinstance(images, Images):
+            # Before the checkpoint: a run that goes on from it draws none.
             with self._folder.writing(FIGURES) as figures:
                 draw_figures(figures, images, self._federation.method, state, settings.seed)
+        self.keep(state, [row], self._evaluate.rows(state))
 
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
@@ -439,6 +439,8 @@ def _run(
 ) -> None:
     checkpoint = folder.load_checkpoint()
     done = checkpoint.state.round if checkpoint else 0
+    if checkpoint is None:  # what an earlier attempt said may be of images that are gone
+        (folder.path / SUMMARY).unlink(missing_ok=True)
     with timed(seconds, "prepare"):
         federation = prepare(experiment, cache, observer.work)
     defences = federation.defences
@@ -465,7 +467,6 @@ def _run(
         experiment.evaluate,
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
-    writer = Records(federation, folder, models, snapshots, seconds, so_far)
     for defence in defences.defences:
         defence.keep_in(folder, done)
     if evaluation is not None:
@@ -479,9 +480,10 @@ def _run(
     # With the number of clients that the images say.
     observer.start(experiment.model_copy(update={"clients": federation.settings.clients}), done + 1)
     images = sum(row.images for row in so_far.rounds if row.round <= done)
+    evaluate = Evaluate(federation, models, observer, images)
+    writer = Records(federation, folder, models, snapshots, evaluate, so_far)
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
-    evaluate = Evaluate(federation, models, observer, images)
     federation.hooks += [observer, evaluate, writer]
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))

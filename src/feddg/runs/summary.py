@@ -53,6 +53,8 @@ def summarize(
     """
     rounds = record.rounds
     seconds: dict[str, float] = defaultdict(float)
+    if record.setup is not None:
+        seconds["setup"] = record.setup.seconds
     for row in rounds:
         for name, value in row.seconds.items():
             seconds[name] += value
