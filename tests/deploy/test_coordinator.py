@@ -29,7 +29,7 @@ from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import result_sentence_of
 from feddg.runs.reading import read_run
 from federations import same
-from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
+from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, ledger, weights
 
 
 @pytest.fixture(autouse=True)
@@ -243,6 +243,25 @@ def test_the_page_names_what_was_measured_and_calls_no_trained_domain_unseen(tmp
     codes = [found.code for found in run.summary.diagnostics]
     assert codes.count("evaluated-and-trained") == 1
     assert caplog.text.count("judge measures ink, which sites train on") == 1
+
+
+def test_what_clients_sent_is_counted_without_judges_and_nodes_that_are_no_sites(tmp_path):
+    more = {"test": "", "evaluation-sites": "judge"}
+    deployment = Deployment(tmp_path, experiment(), **more)
+    for name, shown in (("judge", "sketch"), ("stranger", "photo")):
+        node = {"images": f"digits:{shown}", "cache": str(tmp_path / name), "device": "cpu"}
+        deployment.grid.connect(name, node)
+    deployment.start()
+    run, crossed = read_run(deployment.path), ledger(deployment.path)
+    told = [client for _, way, client, kind, _ in crossed if (way, kind) == ("up", "register")]
+    assert sorted(told) == [-1, 0, 1, 2, 3]
+    sent = {m.purpose: m.bytes for m in run.ledger.messages if m.direction == "up"}
+    assert run.summary.bytes["up_per_client_round"] == pytest.approx(sent["update"], rel=0.01)
+    total = sum(m.bytes for m in run.ledger.messages)
+    assert run.summary.bytes["total"] == total
+    before = [m for m in run.ledger.messages if not m.round and m.purpose == "register"]
+    assert run.setup.bytes == sum(m.bytes for m in before)
+    assert "from 4 sites together" in run.report.read_text()
 
 
 def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):
