@@ -264,6 +264,27 @@ def test_what_clients_sent_is_counted_without_judges_and_nodes_that_are_no_sites
     assert "from 4 sites together" in run.report.read_text()
 
 
+def test_validation_domains_are_those_of_one_process(tmp_path, subtests):
+    held_out = {"val": "chalk", "test": "sketch"}
+    chosen = experiment(hold_out=held_out, clients={"number": 2, "partition": "domain"})
+    here = feddg.run(chosen, tmp_path / "here", cache=tmp_path / "cache", report=False)
+
+    def numbers(table):
+        return [(row.key, row.value) for row in table if row.metric == "accuracy"]
+
+    for judged, tested in (("chalk", "sketch"), ("sketch", "chalk")):
+        with subtests.test(judged=judged):
+            more = {"sites": "ink,photo", "evaluation-sites": "judge", "test": f"digits:{tested}"}
+            deployment = Deployment(tmp_path / judged, chosen, **more)
+            nodes = {name: deployment.nodes[name] for name in ("ink", "photo")}
+            nodes["judge"] = {"images": f"digits:{judged}", "cache": str(tmp_path / "judge")}
+            deployment.grid = LocalGrid(nodes, client_app.app, deployment.config)
+            deployment.start()
+            there = numbers(read_run(deployment.path).table)
+            assert sorted(there) == sorted(numbers(here.table))
+            assert {key[2] for key, _ in there} == {"val", "test"}
+
+
 def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):
     deployment = Deployment(tmp_path, experiment(), **{"min-sites": 9})
     with pytest.raises(ExperimentError, match=r"min-sites is 9; there are \d sites"):

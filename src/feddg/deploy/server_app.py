@@ -3,7 +3,7 @@
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +40,7 @@ from feddg.records import (
     DOMAIN_SCORES,
     TEST,
     UNLABELLED,
+    VAL,
     ClientRow,
     ClientsTable,
     DomainScore,
@@ -177,10 +178,18 @@ def _score(row: DomainScore, classes: int, images_of: Mapping[str, int]) -> Scor
 
 
 class Sites(Clients):
-    """The clients of a deployment, whose images are elsewhere, as they registered."""
+    """The clients of a deployment, whose images are elsewhere, as they registered.
 
-    def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
-        self._transport, self.held = transport, held
+    Args:
+        transport: reaches them.
+        held: what they hold.
+        val: domains held out for validation; others that are evaluated are test domains.
+    """
+
+    def __init__(
+        self, transport: FlowerTransport, held: ClientsTable, val: Collection[str] = ()
+    ) -> None:
+        self._transport, self.held, self._val = transport, held, val
         self._told = set[int]()
 
     def __len__(self) -> int:
@@ -234,7 +243,9 @@ class Sites(Clients):
         if reply.scalars.keys() == {"images", "confidence"}:
             return [read_unlabelled(reply, self._transport.sites[id], domains)]
         labels = [counts.get(name, 0) for name in self.held.classes]
-        return read_scores(reply, len(labels), domains, labels)
+        val = held_out_among(domains, self._val)
+        scores = read_scores(reply, len(labels), domains, labels)
+        return [replace(s, split=VAL) if s.domain in val else s for s in scores]
 
 
 def transport_to_programs(
@@ -369,7 +380,8 @@ def _prepared(
     for id, registration in registered.items():
         join(id, registration)
     method, network = build(experiment, len(known.classes))
-    sites = Sites(transport, _clients_table(known, transport.registry.registrations))
+    held = _clients_table(known, transport.registry.registrations)
+    sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())
     emit(*about_settings(experiment, experiment.given, method, network, clients))
