@@ -20,7 +20,7 @@ from feddg.deploy.server_app import Sites, read_scores
 from feddg.deploy.setup import write_app
 from feddg.deploy.transport import DeploymentFile, FlowerTransport, NodeRegistry, Policy
 from feddg.deploy.wire import Registration
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.federation.inprocess import InProcess
 from feddg.federation.transport import Ledger
 from feddg.messages import Broadcast, Message, Refusal
@@ -84,6 +84,33 @@ def test_a_late_site_is_counted_with_what_it_holds(tmp_path, monkeypatch):
     joined = json.loads((deployment.path / "deployment.json").read_text())["images"]
     assert {row.name: sum(row.domains) for row in table.clients} == joined
     assert sum(table.clients[2].classes) == joined["photo"] > 0
+
+
+def test_what_a_site_holds_stays_known_while_it_is_not_back(tmp_path, monkeypatch):
+    chosen = experiment(train={**SMALL["train"], "rounds": 3})
+    deployment = Deployment(tmp_path, chosen, **{"min-sites": 1})
+    trained, said = [], server_app.LogLines.round
+
+    def fail(site, message):
+        trained.extend([site] * (message.metadata.message_type == "train"))
+        return len(trained) > len(SITES)  # from round 2 on
+
+    deployment.grid.fail = fail
+    with pytest.raises(NotEnoughUpdates):
+        deployment.start()
+    before = ClientsTable.read(deployment.path / "clients.json")
+    assert all(sum(row.classes) for row in before.clients)
+    grid = deployment.grid = LocalGrid(deployment.nodes, client_app.app, deployment.config)
+    grid.offline = {"chalk", "photo"}
+
+    def come_back(self, record):
+        grid.offline = {"photo"}
+        said(self, record)
+
+    monkeypatch.setattr(server_app.LogLines, "round", come_back)
+    deployment.start()
+    assert ("chalk", "train") in grid.received
+    assert ClientsTable.read(deployment.path / "clients.json") == before
 
 
 class Judges:

@@ -374,13 +374,14 @@ def _prepared(
 
     def join_late(id: int, registration: Registration) -> None:
         join(id, registration)
-        sites.held = _clients_table(known, transport.registry.registrations)
+        sites.held = _clients_table(known, transport.registry.registrations, sites.held)
         replace_text(path / CLIENTS, sites.held.to_text())
 
     for id, registration in registered.items():
         join(id, registration)
     method, network = build(experiment, len(known.classes))
-    held = _clients_table(known, transport.registry.registrations)
+    before = ClientsTable.read(path / CLIENTS)
+    held = _clients_table(known, transport.registry.registrations, before)
     sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())
@@ -405,10 +406,16 @@ def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> li
     return sorted(holders)
 
 
-def _clients_table(known: DeploymentFile, sites: Mapping[int, Registration]) -> ClientsTable:
-    rows = []
+def _clients_table(
+    known: DeploymentFile, sites: Mapping[int, Registration], before: ClientsTable | None
+) -> ClientsTable:
+    """Returns what sites registered with; of those that are not back, what was known before."""
+    rows, held = [], dict[int, tuple[dict[str, int], dict[str, int]]]()
+    for row in before.clients if before else ():
+        held[row.id] = dict(zip(before.domains, row.domains)), dict(zip(before.classes, row.classes))
+    held |= {id: (site.domains, site.classes) for id, site in sites.items()}
     for id, name in enumerate(known.sites):
-        by_domain, by_class = (sites[id].domains, sites[id].classes) if id in sites else ({}, {})
+        by_domain, by_class = held.get(id, ({}, {}))
         images = [by_domain.get(domain, 0) for domain in known.domains]
         labels = [by_class.get(name, 0) for name in known.classes]
         rows.append(ClientRow(id=id, name=name, domains=images, classes=labels))
