@@ -391,14 +391,16 @@ def require_fit_for_sites(experiment: Experiment) -> None:
             f"{method.name} cannot run over a network: {method.in_process_only}; "
             "`feddg run` runs it in one process"
         )
-    if experiment.data.id_val or experiment.data.id_test:
+    data, decision = experiment.data, experiment.evaluate.decision is not None
+    if data.id_val or data.id_test or data.split_file is not None:
         raise ExperimentError(
-            "sites train on all their images: set data.id_val and data.id_test to 0"
+            "sites train on all their images: set data.id_val and data.id_test to 0, and leave "
+            "data.split_file out"
         )
-    if experiment.evaluate.decision is not None or experiment.train.select_every:
+    if decision or experiment.train.select_every or experiment.server.wise_ft == "auto":
         raise ExperimentError(
-            "sites set no validation images aside, on which evaluate.decision and "
-            "train.select_every choose: leave them out"
+            "sites set no validation images aside, on which evaluate.decision, train.select_every "
+            "and server.wise_ft: auto choose: leave them out"
         )
     if experiment.data.source == FEATURES and experiment.data.features is None:
         raise ExperimentError(
