@@ -24,7 +24,7 @@ from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.federation.inprocess import InProcess
 from feddg.federation.transport import Ledger
 from feddg.messages import Broadcast, Message, Refusal
-from feddg.records import DOMAIN_SCORES, ClientsTable, DomainScore
+from feddg.records import DOMAIN_SCORES, ClientsTable, DomainScore, RefusedUpdate, RoundRow
 from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import result_sentence_of
 from feddg.runs.reading import read_run
@@ -310,6 +310,13 @@ def test_validation_domains_are_those_of_one_process(tmp_path, subtests):
             there = numbers(read_run(deployment.path).table)
             assert sorted(there) == sorted(numbers(here.table))
             assert {key[2] for key, _ in there} == {"val", "test"}
+
+
+def test_the_log_counts_sites_that_a_round_was_done_again_without(caplog):
+    refused = [RefusedUpdate(client=id, reason="broke it") for id in (2, 3)]
+    row = RoundRow(round=1, clients=[0, 1, 3], refused=refused)
+    server_app.LogLines().round(row)
+    assert "round 1: 2 of 4 sites" in caplog.text
 
 
 def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):

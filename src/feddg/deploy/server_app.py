@@ -452,8 +452,9 @@ class LogLines(Observer):
 
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        good = len(row.clients) - len(row.refused)
-        log.info("round %d: %d of %d sites", row.round, good, len(row.clients))
+        refused = {one.client for one in row.refused}  # a round is done again without some
+        asked = {*row.clients} | refused
+        log.info("round %d: %d of %d sites", row.round, len(asked - refused), len(asked))
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""
