@@ -263,6 +263,7 @@ def test_the_page_names_what_was_measured_and_calls_no_trained_domain_unseen(tmp
     deployment.start()
     run = read_run(deployment.path)
     assert run.held_out("test") == ["ink"]
+    assert "does nothing" not in caplog.text  # of what presets say
     said = result_sentence(run)
     assert "of the images of ink." in said
     assert "which no client trained on" not in said

@@ -385,7 +385,7 @@ def _prepared(
     sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())
-    emit(*about_settings(experiment, experiment.given, method, network, clients))
+    emit(*about_settings(experiment, method, network, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(
         deployment, experiment, sites.held, federation.worker, cache
