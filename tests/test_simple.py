@@ -499,7 +499,7 @@ def test_an_experiments_federation_gathers_images_where_its_method_does(tmp_path
 
 def test_a_federation_that_was_shown_goes_on_from_a_checkpoint_all_the_same():
     def made():
-        return feddg.Federation([Colours(0), Colours(1)], own_network(), method="scaffold", rounds=2)
+        return feddg.Federation([Colours(0), Colours(1)], own_network(), method="scaffold")
 
     first = made().fit(1)
     state, memories = copy.deepcopy((first.server.state, first.transport.memories))

@@ -411,8 +411,10 @@ def _clients_table(
 ) -> ClientsTable:
     """Returns what sites registered with; of those that are not back, what was known before."""
     rows, held = [], dict[int, tuple[dict[str, int], dict[str, int]]]()
-    for row in before.clients if before else ():
-        held[row.id] = dict(zip(before.domains, row.domains)), dict(zip(before.classes, row.classes))
+    if before is not None:
+        for row in before.clients:
+            by_domain = dict(zip(before.domains, row.domains))
+            held[row.id] = by_domain, dict(zip(before.classes, row.classes))
     held |= {id: (site.domains, site.classes) for id, site in sites.items()}
     for id, name in enumerate(known.sites):
         by_domain, by_class = held.get(id, ({}, {}))

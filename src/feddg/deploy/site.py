@@ -329,7 +329,7 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
 def on_all_images(
     table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
 ) -> Evaluation:
-    """Returns an evaluation of all images of a table, as a test split; of ``hold_out.val`` as val."""
+    """Returns an evaluation of all images: domains in ``hold_out.val`` are val, others test."""
     table = with_groups(table, experiment.data.group_by)
     choose = held_out_among(table.domain_names, experiment.hold_out.val)
     val = numpy.isin(table.domains, [table.domain_id(name) for name in choose])

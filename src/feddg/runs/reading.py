@@ -368,9 +368,10 @@ class Run(Shown):
     def trained_on(self, domain: str) -> bool:
         """Whether clients hold images of an evaluated domain: a deployment's sites may."""
         table = self.remaining
-        held = zip(table.domains, zip(*(one.domains for one in table.clients))) if table else ()
+        counts = zip(table.domains, zip(*(one.domains for one in table.clients))) if table else ()
+        held = [name for name, images in counts if any(images)]
         # Where several sites measure a domain, its name has theirs behind it.
-        return any(any(images) and f"{domain} at ".startswith(f"{name} at ") for name, images in held)
+        return any(f"{domain} at ".startswith(f"{name} at ") for name in held)
 
     def pictures(self) -> list[tuple[Path, str]]:
         """The pictures of the run with their captions, in the order of the captions file."""
