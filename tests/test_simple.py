@@ -1,5 +1,6 @@
 """A federation of objects that a program has."""
 
+import copy
 import json
 import math
 
@@ -499,6 +500,37 @@ def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(t
     assert (about["resize"], about["range"]) == ("crop", "full")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
     feddg.Federation([site[:1], site], norm)
+
+
+def test_an_experiments_federation_gathers_images_where_its_method_does(tmp_path):
+    chosen = Experiment(
+        method="centralised",
+        data={"source": "digits", "image_size": 8},
+        hold_out="ink",
+        clients={"number": 4},
+        model={"backbone": "cnn", "weights": None},
+        train={"rounds": 1, "local_steps": 1},
+    )
+    fed = feddg.Federation.of(chosen, tmp_path).fit()
+    assert (fed.server.state.round, len(fed.clients)) == (1, 1)
+    mixed = chosen.model_copy(update={"server": chosen.server.model_copy(update={"wise_ft": 0.5})})
+    with pytest.raises(ExperimentError, match=r"wise_ft mixes a run's last model with its first"):
+        feddg.Federation.of(mixed, tmp_path)
+
+
+def test_a_federation_that_was_shown_goes_on_from_a_checkpoint_all_the_same():
+    def made():
+        return feddg.Federation([Colours(0), Colours(1)], own_network(), method="scaffold")
+
+    first = made().fit(1)
+    state, memories = copy.deepcopy((first.server.state, first.transport.memories))
+    shown = made()
+    assert "0 rounds done" in repr(shown)
+    shown.resume(state, memories).fit(1)
+    first.fit(1)
+    assert shown.server.state.round == 2
+    for name, tensor in first.weights.items():
+        assert torch.equal(tensor, shown.weights[name]), name
 
 
 def test_an_experiments_federation_reads_images_as_a_models_file_does(tmp_path):

@@ -233,7 +233,11 @@ class Federation(federation.Federation):
         Args:
             experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
+
+        Raises:
+            ExperimentError: it mixes a run's last model with its first, or cannot be run.
         """
+        _refuse_wise_ft(experiment)
         experiment = with_weights_at_hand(experiment)  # and with the number of features
         made = in_process(experiment, cache_folder(cache), make=_OfExperiment)
         assert isinstance(made, Federation)
@@ -252,6 +256,7 @@ class Federation(federation.Federation):
                 transport reaches them.
         """
         here, number = len(self.transport.clients), self.settings.clients.number
+        number = 1 if self.method.gathers_images else number
         if here != number:
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         train = self.settings.train
@@ -456,12 +461,16 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     if settings.model.normalization == "auto":  # who gives a network names no weights
         model = settings.model.model_copy(update={"normalization": "train"})
         settings = settings.model_copy(update={"model": model})
+    _refuse_wise_ft(settings)
+    return settings
+
+
+def _refuse_wise_ft(settings: ExperimentSettings) -> None:
     if settings.server.wise_ft != "none":
         raise ExperimentError(
             "server.wise_ft mixes a run's last model with its first, and a Federation does not: "
             "run the experiment (feddg.run), or leave it out"
         )
-    return settings
 
 
 def _distinct(name: str, tables: Sequence[Numbered | None]) -> list[tuple[str, Numbered | None]]:

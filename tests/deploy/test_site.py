@@ -226,6 +226,12 @@ def test_domains_that_are_left_out_are_not_opened_at_a_site(images, tmp_path):
 
 def test_what_sites_cannot_do_is_said_before_round_1(tmp_path):
     own = {"data": {"source": "digits", "id_val": 0, "id_test": 0}}
-    for more in ({"evaluate": {"decision": "3"}}, {"train": {"select_every": 2}}):
-        with pytest.raises(ExperimentError, match="sites set no validation images aside"):
-            write_app(tmp_path / "a", Experiment(**own, **more), ["one"], address="here:9000")
+    none_aside, all_images = "sites set no validation images aside", "leave data.split_file out"
+    for more, words in (
+        ({"evaluate": {"decision": "3"}}, none_aside),
+        ({"train": {"select_every": 2}}, none_aside),
+        ({"server": {"wise_ft": "auto"}, "model": {"weights": "imagenet"}}, none_aside),
+        ({"data": {**own["data"], "split_file": "split.csv"}}, all_images),
+    ):
+        with pytest.raises(ExperimentError, match=words):
+            write_app(tmp_path / "a", Experiment(**{**own, **more}), ["one"], address="here:9000")

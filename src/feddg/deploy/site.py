@@ -62,7 +62,7 @@ from feddg.models.backbones import FEATURES
 from feddg.prediction.classifier import image_files
 from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
+from feddg.records import DOMAIN_SCORES, TEST, UNLABELLED, VAL, DomainScore
 from feddg.runs.prepare import cache_folder, evaluation_of, methods_files
 from feddg.settings import DataSettings, Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
@@ -329,9 +329,13 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
 def on_all_images(
     table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
 ) -> Evaluation:
-    """Returns an evaluation of all images of a table, as a test split."""
+    """Returns an evaluation of all images: domains in ``hold_out.val`` are val, others test."""
     table = with_groups(table, experiment.data.group_by)
-    return evaluation_of(table, pixels, {"test": numpy.arange(len(table))}, experiment, worker)
+    choose = held_out_among(table.domain_names, experiment.hold_out.val)
+    val = numpy.isin(table.domains, [table.domain_id(name) for name in choose])
+    splits = {TEST: numpy.flatnonzero(~val), VAL: numpy.flatnonzero(val)}
+    splits = {split: rows for split, rows in splits.items() if len(rows)}
+    return evaluation_of(table, pixels, splits, experiment, worker)
 
 
 class SiteConfig(Settings):
@@ -387,14 +391,16 @@ def require_fit_for_sites(experiment: Experiment) -> None:
             f"{method.name} cannot run over a network: {method.in_process_only}; "
             "`feddg run` runs it in one process"
         )
-    if experiment.data.id_val or experiment.data.id_test:
+    data, decision = experiment.data, experiment.evaluate.decision is not None
+    if data.id_val or data.id_test or data.split_file is not None:
         raise ExperimentError(
-            "sites train on all their images: set data.id_val and data.id_test to 0"
+            "sites train on all their images: set data.id_val and data.id_test to 0, and leave "
+            "data.split_file out"
         )
-    if experiment.evaluate.decision is not None or experiment.train.select_every:
+    if decision or experiment.train.select_every or experiment.server.wise_ft == "auto":
         raise ExperimentError(
-            "sites set no validation images aside, on which evaluate.decision and "
-            "train.select_every choose: leave them out"
+            "sites set no validation images aside, on which evaluate.decision, train.select_every "
+            "and server.wise_ft: auto choose: leave them out"
         )
     if experiment.data.source == FEATURES and experiment.data.features is None:
         raise ExperimentError(

@@ -175,6 +175,7 @@ def result_sentence(run: Run) -> str:
         warnings="; ".join(one.short for one in about_result(run) if one.severity == "warning"),
         interval=interval_words(at.accuracy) if at else "",
         domains=_held_out_words(run),
+        unseen=not any(map(run.trained_on, run.held_out(TEST))),
         at=at,
         constant_answer=CONSTANT_ANSWER,
     )
@@ -533,8 +534,7 @@ def cost_of(run: Run) -> SummaryFile:
     """
     summary = run.summary
     if summary is None:
-        setup = run.setup
-        summary = summarize(run, run.status, None, {"setup": setup.seconds} if setup else {})
+        summary = summarize(run, run.status, None, {})
         sent = summary.bytes if run.rounds else {}
         summary = summary.model_copy(update={"peak_memory_bytes": None, "bytes": sent})
     seconds = dict(summary.seconds)

@@ -740,7 +740,8 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
         RunError: the folder is not a run folder.
     """
     weights = SELECTION_RULES.find(which).weights
-    table = read_run(Path(run)).table.where(weights=weights, round=round_)
+    record = read_run(Path(run))
+    table = record.table.where(weights=weights, round=round_)
     split = _held_out(table)
     result = split_accuracy(table, split)
     if result is None:
@@ -749,12 +750,13 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     share, domains = result.accuracy, ", ".join(row.domain for row in rows)
     images = sum(row.examples for row in rows)
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
+    unseen = "" if any(record.trained_on(row.domain) for row in rows) else " nobody trained on"
     if len(rows) > 1:
         return (
-            f"In its own test, on average over {len(rows)} domains nobody trained on ({domains}; "
+            f"In its own test, on average over {len(rows)} domains{unseen} ({domains}; "
             f"{images} images in all), the model was {right}."
         )
-    test = f"{images} images of a domain nobody trained on ({domains})"
+    test = f"{images} images of a domain{unseen} ({domains})"
     return f"In its own test the model was {right} of {test}."
 
 

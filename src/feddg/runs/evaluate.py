@@ -72,10 +72,6 @@ class Evaluate(RoundHook):
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []
 
-    def begun(self, state: State, round: Round) -> None:
-        """Evaluates the model that training starts from."""
-        round.evaluations = self.rows(state)
-
     def completed(self, state: State, round: Round) -> State:
         """Evaluates the round's model if it is due."""
         started = time.perf_counter()
