@@ -564,9 +564,7 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
         given: the fields that were given, nested.
     """
     values = leaves(settings.model_dump(mode="json"))
-    usual = leaves(ExperimentSettings().model_dump(mode="json"))
-    # A complete experiment, such as a stored one, does not tell what its user said.
-    said = {} if given.keys() >= type(settings).model_fields.keys() - {"name"} else leaves(given)
+    usual, said = leaves(ExperimentSettings().model_dump(mode="json")), leaves(given)
 
     def holds(need: str) -> bool:
         field, _, value = need.partition(": ")

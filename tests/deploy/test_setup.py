@@ -25,19 +25,6 @@ def folder(tmp_path):
     return tmp_path / "app"
 
 
-def test_settings_without_effect_are_told_of_those_that_the_user_said(tmp_path, caplog):
-    train = {"local_steps": 2, "momentum": 0.5, "optimizer": "adam"}
-    own = {"data": {"source": "digits", "id_val": 0, "id_test": 0}, "train": train}
-    chosen = Experiment(**own, clients={"number": 2, "partition": "domain"})
-    write_app(tmp_path / "app", chosen, SITES, address="fl.org:8443")
-    (said,) = [one.getMessage() for one in caplog.records if "nothing" in one.getMessage()]
-    assert said == "train.momentum is 0.5 and does nothing: it goes with train.optimizer: sgd."
-    caplog.clear()
-    whole = Experiment(**chosen.model_dump(mode="json"))
-    write_app(tmp_path / "other", whole, SITES, address="fl.org:8443")
-    assert "does nothing" not in caplog.text
-
-
 def make_keys(folder):
     return subprocess.run(["sh", "make_keys.sh"], cwd=folder, capture_output=True, text=True)
 

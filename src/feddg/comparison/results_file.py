@@ -176,8 +176,9 @@ class ResultRow(BaseModel):
     @property
     def of_run(self) -> object:
         """What all rows of one run share: one without an axis's setting stands in every column."""
-        own = (self.experiment, self.method, self.budget) if self.experiment else self.key
-        return self.run.folder if self.run else self.folder or own
+        own = (self.experiment, self.method, self.held_out, self.seed, self.budget)
+        folder = self.run.folder if self.run else self.folder
+        return folder or (own if self.experiment else self.key)
 
     @property
     def domain(self) -> str:

@@ -31,7 +31,7 @@ from feddg.diagnostics import Diagnostic, Progress, emit, warn
 from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, complete
 from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
@@ -51,7 +51,7 @@ from feddg.runs.execute import carry_out, forget
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import about_settings, cache_folder
 from feddg.runs.reading import CLIENTS, DEPLOYMENT, Run
-from feddg.settings import Positive, Settings, grouped
+from feddg.settings import ExperimentSettings, Fields, Positive, Settings, grouped, leaves
 from feddg.storage import replace_text
 
 log = logging.getLogger("feddg")
@@ -385,12 +385,21 @@ def _prepared(
     sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())
-    emit(*about_settings(experiment, method, network, clients))
+    emit(*about_settings(experiment, _said(experiment), method, network, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(
         deployment, experiment, sites.held, federation.worker, cache
     )
     return federation
+
+
+def _said(experiment: Experiment) -> Fields:
+    """Returns what is not as presets have it: the app's experiment is complete, whoever said it."""
+    model, preset = experiment.model.model_dump(mode="json"), experiment.preset
+    of = {"data": experiment.data.source, "method": experiment.method.name, "model": model}
+    usual = leaves(ExperimentSettings().model_dump(mode="json"))
+    usual |= leaves(complete(of | {"preset": preset}))
+    return {path: v for path, v in leaves(experiment.given).items() if usual.get(path) != v}
 
 
 def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> list[str]:

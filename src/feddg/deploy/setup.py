@@ -19,11 +19,9 @@ from pydantic import Field, ValidationError
 from feddg.data.data_set import DATA_SETS
 from feddg.deploy.site import DIGITS, list_images, require_fit_for_sites
 from feddg.deploy.wire import SITE_NAME
-from feddg.diagnostics import emit, warning
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
 from feddg.records import JsonFile
-from feddg.settings import without_effect
 from feddg.storage import open_file, parse_fields, replace_text
 from feddg.text import templates_of
 
@@ -193,14 +191,10 @@ def write_app(
     """
     if isinstance(experiment, Path):
         experiment = load_experiment(experiment, deployment_fields(sites))
-        given = experiment.given
     else:
-        given = experiment.given
         data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0})
         experiment = experiment.model_copy(update={"data": data})
     require_fit_for_sites(experiment)
-    # Here, because the app's complete experiment does not tell what its user said.
-    emit(*(warning("without-effect", text) for text in without_effect(experiment, given)))
     if min_sites > len(sites):
         raise ExperimentError(f"min-sites is {min_sites}; there are {len(sites)} sites")
     everybody = [*sites, *evaluation_sites]

@@ -82,6 +82,7 @@ from feddg.settings import (
     IMAGENET,
     DataSettings,
     EvaluateSettings,
+    Fields,
     TrainSettings,
     without_effect,
 )
@@ -628,7 +629,10 @@ def federation_of(
     method, network = build(experiment, len(images.table.class_names))
     domains, sizes = images.table.domains[images.splits.train], images.partition.sizes.tolist()
     counts = (len(set(domains[rows])) for rows in images.partition.rows)
-    emit(*about_settings(experiment, method, network, zip(counts, sizes)))
+    # A complete experiment, such as a stored one, does not tell what its user said.
+    whole = experiment.given.keys() >= type(experiment).model_fields.keys() - {"name"}
+    given = {} if whole else experiment.given
+    emit(*about_settings(experiment, given, method, network, zip(counts, sizes)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
@@ -639,6 +643,7 @@ def federation_of(
 
 def about_settings(
     experiment: Experiment,
+    given: Fields,
     method: Method,
     network: Network,
     clients: Iterable[tuple[int, int]],
@@ -647,12 +652,13 @@ def about_settings(
 
     Args:
         experiment: the experiment.
+        given: what its user said of it.
         method: its method.
         network: what it trains.
         clients: the number of domains and of images of each client that trains.
     """
     counts, train = [*clients], experiment.train
-    said = without_effect(experiment, experiment.given)
+    said = without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
         *_chosen_by_target(experiment.evaluate),
