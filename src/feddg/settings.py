@@ -578,11 +578,10 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
         for field, needs in ACTS_WITH.items()
         if field in said and values[field] != usual[field] and not any(map(holds, needs))
     ]
-    parts = {".".join(path.split(".")[:2]) for path in said}  # an augmentation has fields below
     return alone + [
         f"{field} does nothing: rows of features are no images."
         for field in OF_IMAGES
-        if field in parts and settings.data.features is not None
+        if field in said and settings.data.features is not None
     ]
 
 
@@ -594,15 +593,16 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
-def merge(base: Fields, over: Mapping[str, object]) -> Fields:
-    """Returns ``base`` overridden by ``over``, with mappings merged at every depth.
+ONE_VALUE = "augmentation"
+"""The field that is one value, by its name or by its fields, and takes another's place whole."""
 
-    An augmentation is one value, by its name or by its fields, and takes the other's place.
-    """
+
+def merge(base: Fields, over: Mapping[str, object]) -> Fields:
+    """Returns ``base`` overridden by ``over``, with mappings merged at every depth."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        if isinstance(below, dict) and isinstance(value, Mapping) and key != "augmentation":
+        if isinstance(below, dict) and isinstance(value, Mapping) and key != ONE_VALUE:
             value = merge(below, value)
         merged[key] = value
     return merged
@@ -615,11 +615,12 @@ def nested(path: str, value: object) -> Fields:
 
 
 def leaves(fields: Mapping[str, object], prefix: str = "") -> Fields:
-    """Returns nested fields by dotted path; an empty mapping is a value."""
+    """Returns nested fields by dotted path; an empty mapping is a value, and an augmentation is."""
     values: Fields = {}
     for key, value in fields.items():
         path = f"{prefix}{key}"
-        values |= (
-            leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
-        )
+        if isinstance(value, Mapping) and value and key != ONE_VALUE:
+            values |= leaves(value, f"{path}.")
+        else:
+            values[path] = value
     return values

@@ -137,7 +137,7 @@ class FedIGA(FedIG):
         optimizer = client.scratch[OPTIMIZER]
         optimizer.zero_grad(set_to_none=True)  # FedProx's term reaches them in the network's step
         loss.backward(inputs=list(self.adapter(client.network).parameters()))
-        take_step(optimizer, client.train.gradient_clipping)
+        take_step(optimizer, client.worker.train.gradient_clipping)
         client.note({"adapter": loss})
 
     def report(self, client: Client) -> Message:
