@@ -138,8 +138,8 @@ def test_another_adaptation_inside_a_file_is_other_work(finished, images, tmp_pa
         raise KeyboardInterrupt
 
     for first, then, continued in (("iabn", "global", 0), ("global", "global", 8)):
+        exported.description = exported.description.model_copy(update={"adaptation": first})
         with pytest.raises(KeyboardInterrupt):
-            exported.description = exported.description.model_copy(update={"adaptation": first})
             predict_files("model.onnx", [images], out, batch_size=8, progress=stop)
         exported.description = exported.description.model_copy(update={"adaptation": then})
         done = predict_files("model.onnx", [images], out, batch_size=8)

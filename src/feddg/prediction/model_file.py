@@ -110,9 +110,7 @@ class ModelDescription(ModelIdentity):
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
-    result: Printable = (
-        "It comes from no run that says how good it was where nobody trained."
-    )
+    result: Printable = "It comes from no run that says how good it was where nobody trained."
     adaptation: Printable | None = None
     format: str = ""
     feddg: str = ""
