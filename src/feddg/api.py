@@ -150,7 +150,7 @@ def _ensure_page(folder: Path) -> None:
 @contextmanager
 def _resumable() -> Iterator[None]:
     """Says how to continue a run that Ctrl-C, or the death of a worker, ended."""
-    how = "the same call goes on from the last completed round"
+    how = "the same command or call goes on from the last completed round"
     try:
         yield
     except KeyboardInterrupt:

@@ -172,7 +172,7 @@ class Federation(federation.Federation):
                 f"class_names has {counted(len(class_names), 'name')}, but the model gives "
                 f"{start.classes} logits: name each of them"
             )
-        self.names = tuple(class_names or ())
+        self.names = tuple(map(str, class_names or ()))
         if len({*self.names}) < len(self.names) or not all(map(str.strip, self.names)):
             raise ExperimentError("class_names: a class has no name, or two have the same")
         if task.has_classes:
@@ -682,7 +682,7 @@ def _numbered(groups: Sequence[Any], name: str) -> numpy.ndarray:
     numbers: dict[Any, int] = {}
     listed = groups.tolist() if hasattr(groups, "tolist") else [*groups]
     for index, group in enumerate(listed):
-        if group in ("", None) or group != group or not isinstance(group, Real | str):
+        if not isinstance(group, Real | str) or group == "" or group != group:
             raise ExperimentError(
                 f"{name}, image {index} has the group {group!r}: give each image a number or text"
             )

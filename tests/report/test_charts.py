@@ -112,7 +112,10 @@ def test_every_client_is_in_one_group_in_the_order_of_main_domains(counts):
     order = np.concatenate(groups)
     assert sorted(order) == list(range(len(counts)))
     assert (np.diff(counts.argmax(axis=1)[order]) >= 0).all()
-    assert len(groups) == min(100, len(counts))
+    sizes = [len(group) for group in groups]
+    assert len(sizes) <= 100
+    assert max(sizes) - min(sizes) <= 1
+    assert max(sizes) == -(-len(counts) // 100)
 
 
 def test_ten_thousand_clients_share_about_a_hundred_columns():

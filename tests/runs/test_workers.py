@@ -132,7 +132,7 @@ class Killing(Observer):
 def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_path, children):
     experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
     one = carry_out(tmp_path / "one", experiment, cache=cache).folder
-    with pytest.raises(KeyboardInterrupt, match="the same call goes on"):
+    with pytest.raises(KeyboardInterrupt, match="the same command or call goes on"):
         run(experiment, tmp_path / "many", workers=2, observer=Interrupting(), cache=cache)
     assert [child.poll() for child in children] == [-9]
     (folder,) = (tmp_path / "many").iterdir()
@@ -248,7 +248,7 @@ def test_a_crash_ends_all_that_srun_started(killed, cache, tmp_path):
     if killed == 1:
         (line,) = [line for line in said[0][1].splitlines() if line.startswith("error")]
         assert "cannot be reached" in line
-        assert "the same call goes on" in line
+        assert "the same command or call goes on" in line
 
 
 # Last: the processes stay in a group until the tests of this file end.

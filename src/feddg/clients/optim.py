@@ -194,10 +194,12 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
         *state: lists of moments of the same shapes, updated in place.
 
     Raises:
-        ClientError: a kernel on raw memory cannot be used: a parameter's memory has holes or
-            overlaps, or a moment lies in another order than its parameter.
+        ClientError: a kernel on raw memory cannot be used: a gradient is sparse, a parameter's
+            memory has holes or overlaps, or a moment lies in another order than its parameter.
     """
     for place, tensors in enumerate(zip(parameters, gradients, *state)):
+        if tensors[1].layout != torch.strided:
+            raise _refusal(tensors[0], "has a sparse gradient", "make it dense")
         parameter, strides = tensors[0], tensors[0].stride()
         views = [*tensors]
         if not parameter.is_contiguous():

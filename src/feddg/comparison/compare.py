@@ -29,7 +29,7 @@ from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
 from feddg.runs.table import FINAL, rules_asked
-from feddg.settings import ModelSettings, grouped
+from feddg.settings import EvaluateSettings, HoldOut, ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
 
@@ -332,7 +332,8 @@ def carry_out_comparison(
 
 def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     """Fills the shared pixel cache, so that several processes do not each decode the images."""
+    no_names = {"hold_out": HoldOut(), "evaluate": EvaluateSettings()}  # which may be wrong in one
     for experiment in {repr(experiment.data): experiment for experiment in experiments}.values():
         if experiment.data.root is not None:  # what is drawn has no cache to share
             with suppress(FeddgError):  # each run that needs the images says what is wrong
-                load_table(experiment, cache, silent)
+                load_table(experiment.model_copy(update=no_names), cache, silent)

@@ -337,16 +337,20 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
     """Returns the rows of a finished run for a results file, numbers rounded as written.
 
     One row per budget of the cell; a method of one round has none for budgets below its images.
+
+    Raises:
+        RunError: the run does not say which images it was made with, as its file is damaged.
     """
+    made, images = made_with(run), run.folder / IMAGES
+    if is_file(images) and _IMAGES not in made[HASHES]:
+        raise RunError(f"{images} is damaged, so the images of the run are not known; run it anew")
     ended = {
         budget: run if budget is None else run.at(budget) for budget in cell.budgets or (None,)
     }
     evaluate = cell.experiment.evaluate
     chosen_by = (evaluate.select_by, evaluate.select_over)
     return [
-        ResultRow.of(
-            cell, budget=budget, numbers=_kept(numbers_by_rule(part), *chosen_by), **made_with(run)
-        )
+        ResultRow.of(cell, budget=budget, numbers=_kept(numbers_by_rule(part), *chosen_by), **made)
         for budget, part in ended.items()
         if part is not None
     ]

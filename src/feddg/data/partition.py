@@ -81,11 +81,11 @@ def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[
     Returns:
         One int64 array per client: positions in ``domains``, ascending; some may be empty.
     """
-    random = numpy_stream(seed, "partition", "further")
+    random, starts = (numpy_stream(seed, "partition", use) for use in ("further", "starts"))
     partitioned: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
     for domain, counts in zip(found.domain_ids, found.counts.T):
         rows = random.permutation(np.flatnonzero(domains == domain))
-        cuts = _bounds(counts, len(rows), random)
+        cuts = _bounds(counts, len(rows), starts)
         for client_rows, part in zip(partitioned, np.split(rows, cuts)):
             client_rows.append(part)
     return [np.sort(np.concatenate(parts)) for parts in partitioned]
@@ -595,6 +595,7 @@ def _class_dirichlet_owners(
 ) -> np.ndarray:
     assert dealing.alpha is not None
     random, classes = dealing.random, int(dealing.classes.max()) + 1
+    starts = numpy_stream(dealing.seed, "partition", "starts")
     # Normalised gamma variates are a Dirichlet draw; tiny ones that round to zero stay a share.
     size, small = (dealing.clients, classes), dealing.alpha < _SMALL_ALPHA
     drawn = (
@@ -610,7 +611,7 @@ def _class_dirichlet_owners(
         for of_class in range(classes):
             members = random.permutation(rows[dealing.classes[rows] == of_class])
             weight = target * taken[:, of_class]
-            cuts = _bounds(weight, len(members), random)
+            cuts = _bounds(weight, len(members), starts)
             sizes = np.diff(cuts, prepend=0, append=len(members))
             owners[members] = np.repeat(np.arange(dealing.clients), sizes)
     return owners

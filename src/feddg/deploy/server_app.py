@@ -382,6 +382,8 @@ def _prepared(
     method, network = build(experiment, len(known.classes))
     before = ClientsTable.read(path / CLIENTS)
     held = _clients_table(known, transport.registry.registrations, before)
+    if before is not None and held != before:
+        replace_text(path / CLIENTS, held.to_text())
     sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())

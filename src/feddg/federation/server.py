@@ -374,7 +374,7 @@ class Server:
                 f"The run ends after round {done} of {planned}: another one would cost more than "
                 "its budget (privacy.epsilon or record_epsilon)."
             )
-            plan = f"Plan {counted(done, 'round')}: by them the learning rate falls and SWA begins."
+            plan = f"Plan {counted(done, 'round')}: a falling learning rate and SWA go by the plan."
             warn("budget-spent", text, plan if done else "")
             return
 

@@ -296,7 +296,9 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
         network = next(part for part in model.modules() if isinstance(part, Network))
         taken = input_of_weights(network, size, features)
     elif features is not None:
-        raise RunError(f"{path}: a graph takes images, and this model features: .safetensors only")
+        raise RunError(
+            f"{path}: this model takes features, not images; save its weights (.safetensors)"
+        )
     else:
         taken = f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255"
     own = {"feddg": feddg.__version__, "format": format, "weights": fingerprint(model)}

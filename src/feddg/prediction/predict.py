@@ -38,7 +38,7 @@ from feddg.prediction.model_file import ModelDescription
 from feddg.readers import function
 from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.runs.reading import DETAILS
+from feddg.runs.reading import DETAILS, is_run
 from feddg.runs.table import is_same_model
 from feddg.storage import FILE_MODE, Stamp, alone, file_faults, replace_file, stamp
 from feddg.text import command, printable
@@ -306,11 +306,11 @@ def cut_of(
     if threshold is None:
         is_own = about.adaptation is None and is_same_model(details, about.model, about.round)
         if made is None or made.of != of or not is_own:
-            again = command("evaluate", str(run), "--decision", of, "--which", about.model)
-            raise DataError(
-                f"{run} has no threshold for {of} of this model: choose one with `{again}` (for "
-                "the model without --adapt), or give --threshold"
-            )
+            advice = "give --threshold"
+            if is_run(Path(run)):  # not a file, which holds no images to choose one by
+                again = command("evaluate", str(run), "--decision", of, "--which", about.model)
+                advice = f"choose one with `{again}` (for the model without --adapt), or {advice}"
+            raise DataError(f"{run} has no threshold for {of} of this model: {advice}")
         threshold = made.threshold
     if threshold is None:
         raise DataError(f"{run} has no threshold for {of}: validation lacks images of one side")

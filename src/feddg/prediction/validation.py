@@ -54,11 +54,15 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
 
     Args:
         confusion: ``(classes, classes)`` counts, true by predicted.
-        smallest: the threshold; 0 or 1 hides nothing.
+        smallest: the threshold, at least 3; 0 or 1 hides nothing.
 
     Raises:
-        DataError: there are fewer than ``smallest`` images in total.
+        DataError: there are fewer than ``smallest`` images in total, or it is 2.
     """
+    if smallest == 2:
+        raise DataError(
+            "to hide counts below 2 says that they are 1: hide_below must be at least 3"
+        )
     images, total, correct = confusion.sum(1), int(confusion.sum()), int(confusion.trace())
     if total < max(1, smallest):
         raise DataError(
@@ -151,7 +155,7 @@ def validate(
         out: the JSON file to write, to be handed back; none by default.
         domain: name of the domain for images in ``root/class/*``.
         hide_below: leave out tables with a count of images, or of tiles of fewer files, below this
-            number, see :func:`release`.
+            number, at least 3; 0 leaves nothing out. See :func:`release`.
         group_by: what the interval counts in place of images, as in training (``data.group_by``);
             by default the patients of DICOM files.
         device: ``cpu``, ``cuda`` or ``auto``.

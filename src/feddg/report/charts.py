@@ -270,7 +270,8 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
     main = domain_counts.argmax(axis=1)
     share = row_shares(domain_counts.astype(np.float64)).max(axis=1)
     order = np.lexsort((-share, main))
-    return np.array_split(order, min(len(order), MOST_COLUMNS))
+    each = max(1, -(-len(order) // MOST_COLUMNS))
+    return np.array_split(order, max(1, -(-len(order) // each)))
 
 
 def accuracy_curves(run: Run) -> Chart:

@@ -147,7 +147,7 @@ def accuracy_table(
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
     beside = (
-        ("balanced_accuracy", "Balanced", "mean of seeds with every column"),
+        ("balanced_accuracy", "Balanced", "mean over seeds with every column"),
         ("largest_class_share", "Largest class", "of the images"),
     )
     for metric, heading, below in () if brief else beside:

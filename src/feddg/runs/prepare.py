@@ -161,6 +161,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     """
     data, bad = experiment.data, list[BadImageRow]()
     table = load_images_of(data)
+    _check_names(experiment, table)
     root = table.root if _keeps_copies_together(data) else None
     contents = images_file(table, None if root is None else ContentHashes(root, cache))
     if root is not None:

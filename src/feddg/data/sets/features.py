@@ -144,6 +144,10 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
             alone = len(tensors.keys() - set(options.columns.values())) == 1
             columns: dict[str, object] = {}
             for name, tensor in tensors.items():
+                if tensor.ndim > 2:
+                    raise DataError(
+                        f"{file}: the column {name!r} is {tensor.shape}: expected (n,) or (n, d)."
+                    )
                 if tensor.ndim < 2:
                     columns[name] = tensor
                 elif alone:  # a column of lists, as in Parquet
