@@ -96,13 +96,16 @@ class MemoryOrder(torch.optim.Optimizer):
 
     def _moments(self, parameters: list[Tensor], kinds: Sequence[str]) -> list[list[Tensor]]:
         """Returns the moments of parameters by kind; those that are not there yet are zero."""
+        fresh: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             state = self.state[parameter]
             for kind in kinds:
-                if kind == "step" and kind not in state:
-                    state[kind] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                elif kind not in state:
-                    state[kind] = torch.zeros_like(parameter)
+                if kind not in state:
+                    of = torch.empty((), device=parameter.device) if kind == "step" else parameter
+                    state[kind] = torch.empty_like(of)
+                    fresh.setdefault(state[kind].dtype, []).append(state[kind])
+        for alike in fresh.values():  # on a device a launch for all, not for each
+            torch._foreach_zero_(alike)
         return [[self.state[parameter][kind] for parameter in parameters] for kind in kinds]
 
     def fix(self, lasting: Callable[[str, Tensor], Tensor]) -> list[Tensor]:
