@@ -25,7 +25,6 @@ from feddg.comparison.statistics import (
     average_over_columns,
     paired_margin,
 )
-from feddg.evaluation.intervals import holm
 from feddg.methods.base import METHODS
 from feddg.records import ID_VAL
 from feddg.report.page import between_marks
@@ -39,6 +38,7 @@ from feddg.report.tables import (
     unseen,
 )
 from feddg.report.text import points, spelled
+from feddg.runs.intervals import holm
 from feddg.runs.table import BEST_HELD_OUT, EMA_MEAN, FINAL
 from feddg.text import readable
 

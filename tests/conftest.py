@@ -15,11 +15,11 @@ import pytest
 from filelock import FileLock
 
 from feddg import storage
-from feddg.data import pixels, published
+from feddg.data import decoded, published
 from feddg.data.data_set import DATA_SETS
-from feddg.data.decoding import hash_of
 from feddg.data.pixels import PixelStore
 from feddg.methods.base import METHODS
+from feddg.storage import hash_of
 from hub_server import Hub, serving_hub
 from run_folders import FolderMaker
 from trained_runs import SHORT, trained_run
@@ -158,12 +158,12 @@ def drawn_once(among_workers: Path) -> Iterator[None]:
     They are made smaller once, too, which took a quarter of a small run.
     """
     smaller: dict[tuple[str, int, str], numpy.ndarray] = {}
-    rendered = pixels._rendered
+    rendered = decoded._rendered
 
     def kept(file: Path, draw: Callable[[], numpy.ndarray]) -> numpy.ndarray:
         return storage.kept_array(among_workers / CACHE / file.name, draw)
 
-    def rendered_once(images: numpy.ndarray, size: int, resize: pixels.Resize) -> PixelStore:
+    def rendered_once(images: numpy.ndarray, size: int, resize: decoded.Resize) -> PixelStore:
         if images.ndim == 4 and images.shape[1:3] != (size, size):
             key = hash_of(images.shape, images), size, resize
             if key not in smaller:
@@ -174,7 +174,7 @@ def drawn_once(among_workers: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(published, "kept_array", kept)
-        patch.setattr(pixels, "_rendered", rendered_once)
+        patch.setattr(decoded, "_rendered", rendered_once)
         yield
 
 

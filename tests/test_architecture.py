@@ -37,7 +37,6 @@ LEVELS = (
     {"deploy", "serving"},
     {"api", "options", "simple"},
     {"cli", "commands", "testing"},
-    {"pytest_plugin"},
 )
 """Packages and single modules from the ground up; those of one level may not import each other,
 except on the ground, where circles are what a test below looks for."""

@@ -18,8 +18,7 @@ MODULES = {
     *("errors", "registry", "settings", "messages", "records", "storage", "rng", "diagnostics"),
     "text",
     *("privacy", "privacy.building", "privacy.defence", "privacy.robust"),
-    *("data", "data.images", "data.pixels", "data.decoding", "data.augment", "data.partition"),
-    *("data.splits", "data.formats"),  # the last is empty: where a registry looks for readers
+    *("data", "data.pixels", "data.augment"),
 }
 HEAVY = {"pandas", "plotly", "matplotlib", "sklearn", "cryptography", "tensorboard"}
 """Packages that importing the core may not load."""

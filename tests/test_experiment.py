@@ -42,6 +42,23 @@ def test_every_setting_counts_and_name_and_device_do_not():
         assert Experiment(**{"data": "digits", "hold_out": "sketch", **change}).id != base.id
 
 
+def test_what_is_said_in_another_way_is_the_same_experiment(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "data: digits\nhold_out: {val: photo, test: ink}\n"
+        "train: {augmentation: {crop_scale: [0.5, 1], flip: 0.5}}\n"
+    )
+    for said in ("sketch", ["sketch"], {"test": ["sketch"], "val": []}):
+        assert load_experiment(file, {"hold_out": said}).hold_out.val == ()
+    # An augmentation takes the other's place, and does not fill it up.
+    said = {"train": {"augmentation": {"flip": 0.5}}}
+    assert load_experiment(file, said).train.augmentation == {"flip": 0.5}
+    # A data set's own preset, by its name.
+    for source, preset in (("folder", "folder"), ("table", "folder"), ("pacs", "strong")):
+        fields = {"data": source, "hold_out": "sketch", "model": {"weights": None}}
+        assert Experiment(**fields, preset=preset).id == Experiment(**fields).id
+
+
 def test_without_a_preset_pacs_is_trained_by_the_recipe_and_by_name_as_in_the_paper():
     recipe = Experiment(data="pacs", hold_out="sketch")
     assert recipe.preset == "strong"

@@ -4,7 +4,14 @@ import pytest
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.settings import ACTS_WITH, EvaluateSettings, ExperimentSettings, leaves, without_effect
+from feddg.settings import (
+    ACTS_WITH,
+    OF_IMAGES,
+    EvaluateSettings,
+    ExperimentSettings,
+    leaves,
+    without_effect,
+)
 
 
 def test_which_rounds_are_evaluated(subtests):
@@ -122,7 +129,17 @@ def test_what_does_nothing_without_another_field_is_said(subtests):
     )
 
 
+def test_what_is_for_images_does_nothing_to_rows_of_features():
+    rows = Experiment(
+        data={"source": "features", "features": 6, "tile": 64},
+        train={"augmentation": {"flip": 0.5}},
+    )
+    found = [text.partition(" ")[0] for text in without_effect(rows, rows.given)]
+    assert found == ["data.tile", "train.augmentation"]
+
+
 def test_fields_that_go_with_others_are_there():
     fields = leaves(ExperimentSettings().model_dump(mode="json"))
+    assert {*OF_IMAGES} <= fields.keys()
     for field, needs in ACTS_WITH.items():
         assert {field, *(need.partition(": ")[0] for need in needs)} <= fields.keys()

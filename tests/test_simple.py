@@ -1,5 +1,6 @@
 """A federation of objects that a program has."""
 
+import copy
 import json
 import math
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feddg
+from feddg.data.decoding import decode_image
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
@@ -107,6 +109,27 @@ def test_weights_alone_are_those_of_the_model_and_other_endings_are_refused(tmp_
     assert same(saved, dict(fed.model.state_dict()))
     with pytest.raises(RunError, match=r"\.onnx, \.pt2, \.safetensors"):
         fed.save(tmp_path / "model.pt")
+
+
+def test_a_file_says_what_its_weights_take(tmp_path):
+    def said(fed):
+        with safe_open(fed.save(tmp_path / "w.safetensors"), framework="pt") as file:
+            return json.loads(file.metadata()["feddg"])["input"]
+
+    colours = [0.5, 0.4, 0.3], [0.2] * 3
+    fed = feddg.Federation([Colours(0)], own_network(), normalize=colours)
+    assert said(fed).endswith("12, 12), minus (0.5, 0.4, 0.3), divided by (0.2, 0.2, 0.2)")
+    fed.class_names = ("a", "a", "b")
+    with pytest.raises(RunError, match=r"w\.safetensors cannot be described: .*two have the same"):
+        fed.save(tmp_path / "w.safetensors")
+    rows = [f"{'xy'[n % 2]},{'st'[n // 6]},{n},{n % 2 + n / 9}" for n in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["label,domain,a,b", *rows]))
+    data = {"source": "features", "root": tmp_path / "t.csv", "id_val": 0}
+    chosen = Experiment(data=data, hold_out="t", clients={"number": 1})
+    fed = feddg.Federation.of(chosen, tmp_path / "cache")
+    assert said(fed) == "features (batch, 2)"
+    with pytest.raises(RunError, match="this model features"):
+        fed.save(tmp_path / "w.pt2")
 
 
 def test_it_goes_on_where_it_stopped_and_repeats_itself():
@@ -262,6 +285,14 @@ def test_an_interval_over_patients_is_that_of_their_sums():
     assert grouped.interval == pytest.approx((alone.mean - half, alone.mean + half))
     with pytest.raises(ExperimentError, match="one for each"):
         fed.evaluate(Colours(1), groups=patients[:-1])
+
+
+@pytest.mark.parametrize("patients", [["a", None, "b"], ["a", float("nan"), "b"], ["a", "", "b"]])
+def test_an_image_of_no_patient_is_named(patients):
+    fed = feddg.Federation([Colours(0)], own_network())
+    pairs = [Colours(1)[number] for number in range(3)]
+    with pytest.raises(ExperimentError, match="site, image 1 has the group"):
+        fed.evaluate(pairs, "site", groups=patients)
 
 
 def test_a_head_without_a_bias_is_not_solved_for():
@@ -469,6 +500,59 @@ def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(t
     assert (about["resize"], about["range"]) == ("crop", "full")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
     feddg.Federation([site[:1], site], norm)
+
+
+def test_an_experiments_federation_gathers_images_where_its_method_does(tmp_path):
+    chosen = Experiment(
+        method="centralised",
+        data={"source": "digits", "image_size": 8},
+        hold_out="ink",
+        clients={"number": 4},
+        model={"backbone": "cnn", "weights": None},
+        train={"rounds": 1, "local_steps": 1},
+    )
+    fed = feddg.Federation.of(chosen, tmp_path).fit()
+    assert (fed.server.state.round, len(fed.clients)) == (1, 1)
+    mixed = chosen.model_copy(update={"server": chosen.server.model_copy(update={"wise_ft": 0.5})})
+    with pytest.raises(ExperimentError, match=r"wise_ft mixes a run's last model with its first"):
+        feddg.Federation.of(mixed, tmp_path)
+
+
+def test_a_federation_that_was_shown_goes_on_from_a_checkpoint_all_the_same():
+    def made():
+        return feddg.Federation([Colours(0), Colours(1)], own_network(), method="scaffold")
+
+    first = made().fit(1)
+    state, memories = copy.deepcopy((first.server.state, first.transport.memories))
+    shown = made()
+    assert "0 rounds done" in repr(shown)
+    shown.resume(state, memories).fit(1)
+    first.fit(1)
+    assert shown.server.state.round == 2
+    for name, tensor in first.weights.items():
+        assert torch.equal(tensor, shown.weights[name]), name
+
+
+def test_an_experiments_federation_reads_images_as_a_models_file_does(tmp_path):
+    chosen = Experiment(
+        data={"source": "digits", "image_size": 16, "resize": "crop"},
+        hold_out="ink",
+        clients={"number": 2},
+        model={"backbone": "cnn", "weights": None},
+        train={"rounds": 1, "local_steps": 1},
+    )
+    fed = feddg.Federation.of(chosen, tmp_path / "cache").fit(1)
+    pixels = numpy.random.default_rng(0).integers(0, 256, (20, 36, 3), numpy.uint8)
+    image, upright = Image.fromarray(pixels), Image.Exif()
+    upright[0x0112] = 6  # as a telephone held upright writes it
+    files = [tmp_path / "wide.png", tmp_path / "turned.png"]
+    image.save(files[0])
+    image.save(files[1], exif=upright)
+    given = [Image.open(file) for file in files]
+    decoded = [Image.fromarray(decode_image(file, 16, "crop")) for file in files]
+    assert torch.equal(fed.predict(given), fed.predict(decoded))
+    scores = [fed.evaluate([(image, 0) for image in images]) for images in (given, decoded)]
+    assert scores[0].loss == scores[1].loss
 
 
 def test_an_experiment_of_a_run_is_run_as_it_was(tmp_path, caplog):

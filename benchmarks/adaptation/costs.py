@@ -23,12 +23,12 @@ from rounds import quartiles, timed
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE
 from feddg.data.pixels import ArrayPixels
-from feddg.evaluation.adaptation import ADAPTATIONS, Parts, adapt
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.models.precision import autocast, choose_precision
+from feddg.prediction.adaptation import ADAPTATIONS, Parts, adapt
 from feddg.settings import TrainSettings
 
 CLASSES, CLIENTS = 7, 3

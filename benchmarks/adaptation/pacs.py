@@ -22,10 +22,10 @@ import torch
 from feddg.api import run
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import silent
-from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
 from feddg.models.network import Network
 from feddg.models.normalization import adapter_of, interpolated, map_layers, normalised_by
+from feddg.prediction.adaptation import ADAPTATIONS
 from feddg.prediction.evaluate import evaluate_run
 from feddg.prediction.model import load_trained
 from feddg.records import ID_VAL, TEST, AdaptationRow

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as images_as
 
+from feddg.data.decoded import open_pixels
 from feddg.data.images import from_folder
-from feddg.data.pixels import as_unit, open_pixels
+from feddg.data.pixels import as_unit
 from feddg.messages import Message
 from feddg.methods.outlines import outlines
 from feddg.methods.randconv import KERNELS, convolved, random_kernel

@@ -73,8 +73,8 @@ def one(fields: dict[str, Any], out: Path, cache: Path, workers: int, threads: i
     import feddg
     from feddg.experiment import Experiment
     from feddg.federation.inprocess import InProcess
-    from feddg.federation.workers import Channel
     from feddg.records import RoundRow
+    from feddg.runs.channel import Channel
     from feddg.runs.observer import Observer
 
     torch.set_num_threads(threads)

@@ -233,6 +233,7 @@ def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
     """Returns a method's row."""
     digits = 1 if timed else None
     row: dict[str, Any] = {"method": method}
+    less: Figures | None = None
     with second_device() as device:
         place = "cpu" if timed else device
         if methods()[method].one_round:

@@ -29,8 +29,6 @@ import feddg
 from feddg.data.data_set import DATA_SETS
 from feddg.data.partition import Dealing, partition
 from feddg.data.pixels import as_unit
-from feddg.evaluation.calibration import Estimate, calibrated
-from feddg.evaluation.intervals import wilson
 from feddg.experiment import Experiment
 from feddg.models.backbones import build_network
 from feddg.prediction.estimators import (
@@ -49,6 +47,8 @@ from feddg.prediction.estimators import (
 )
 from feddg.prediction.travel import STAND_IN, Recorder, calibrate, watch_middle
 from feddg.rng import numpy_stream, stream
+from feddg.runs.calibration import Estimate, calibrated
+from feddg.runs.intervals import wilson
 from feddg.runs.prepare import load_images, load_table
 from feddg.storage import cache_folder
 

@@ -5,7 +5,6 @@ only pages need.
 """
 
 import logging
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from feddg.diagnostics import collected, emit, logged_once
 from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.readers import find, function
-from feddg.text import command
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
@@ -88,8 +86,7 @@ def run(
         raise ExperimentError(
             f"snapshots: there is no round {odd[0]}; the run has {chosen.train.rounds}"
         )
-    more = bool(predictions or snapshots or os.environ.get("FEDDG_TRACK"))
-    with _resumable(folder, more=more), together(number, others) as prepare:
+    with _resumable(), together(number, others) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
@@ -132,7 +129,7 @@ def resume(
 
     cached = cache_folder(cache)
     others = joined(cached, workers)
-    with _resumable(folder), together(workers or 1, others) as prepare:
+    with _resumable(), together(workers or 1, others) as prepare:
         done = execute.resume(
             folder,
             observer=observer or notebook_observer(),
@@ -151,15 +148,9 @@ def _ensure_page(folder: Path) -> None:
 
 
 @contextmanager
-def _resumable(folder: Path | str, *, more: bool = False) -> Iterator[None]:
-    """Logs how to continue a run that Ctrl-C, or the death of a worker, ended.
-
-    Args:
-        folder: the run's.
-        more: whether the call asked for what `feddg resume` does not know of.
-    """
-    how = "the same call" if more else f"`{command('resume', str(folder))}`"
-    how += " goes on from the last completed round"
+def _resumable() -> Iterator[None]:
+    """Says how to continue a run that Ctrl-C, or the death of a worker, ended."""
+    how = "the same command or call goes on from the last completed round"
     try:
         yield
     except KeyboardInterrupt:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -120,34 +119,25 @@ def need(extra: str, what: str, modules: Sequence[str] = (), otherwise: str = ""
 def in_words(error: BaseException) -> str:
     """Returns an error in one line: a FeddgError's message, for others also the place.
 
-    The place is the innermost line in the caller's own code or a plug-in; empty if only this
-    package and libraries are involved.
+    The place is the innermost line in the caller's own code; empty if only this package and
+    libraries are involved.
     """
     if isinstance(error, FeddgError):
         return str(error)
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    from importlib.metadata import distributions  # slow, and help does without
-
-    entries = (entry for package in distributions() for entry in package.entry_points)
-    plugins = {entry.module.split(".")[0] for entry in entries if entry.group.startswith("feddg.")}
-    frames = [at for at in traceback.walk_tb(error.__traceback__) if _is_own(at[0], plugins)]
-    if not frames:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    if not own:
         return text
-    code, line = frames[-1][0].f_code, frames[-1][1]
-    return f"{text} ({code.co_filename}, line {line}, in {code.co_name})"
+    return f"{text} ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})"
 
 
-def _is_own(frame: FrameType, plugins: set[str]) -> bool:
-    """Whether a frame is in a plug-in, or in neither this package nor a library."""
-    module, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
-    if module.split(".")[0] in plugins:
-        return True
-    if file.startswith("<"):  # no file: typed in, or made by a library as it ran
-        return module == "__main__"
+def _is_own(file: str) -> bool:
+    """Whether code is neither this package's nor a library's, nor made by one as it ran."""
     paths = sysconfig.get_paths()
-    libraries = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    inside = {*libraries, str(Path(__file__).parent)}
-    return not any(map(Path(file).is_relative_to, inside))
+    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders = [*libraries, str(Path(__file__).parent)]
+    return not (file.startswith("<") or any(Path(file).is_relative_to(one) for one in folders))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -303,7 +303,7 @@ def expand(fields: Mapping[str, Any]) -> Fields:
         out["clients"] = {"number": out["clients"]}
     hold_out = out.get("hold_out")
     if isinstance(hold_out, str | list | tuple):
-        out["hold_out"] = {"test": hold_out}
+        out["hold_out"] = {"test": hold_out, "val": ()}
     if isinstance(out.get("method"), dict):
         out["method"] = _choice(out["method"])
     defences = out.get("defences")
@@ -438,7 +438,7 @@ def _from_scratch(given: Fields, preset: str, source: str) -> list[tuple[str, Fi
     """
     weights = given.get("model", {}).get("weights", "unsaid")
     without = weights is None or str(weights).lower() == "none"
-    chosen = chosen_preset(given) not in (None, source)
+    chosen = chosen_preset(given) not in (None, source, preset_of(source))
     if not without or chosen or not expects_weights(preset):
         return []
     fields = presets()[SCRATCH]

@@ -26,8 +26,6 @@ MOST_ROWS = 1_000_000
 """Largest dimension that only the sender knows (a number of images or styles)."""
 MOST_NUMBERS = 2**28
 """Largest number of entries of one declared tensor: 1 GB in float32."""
-LONGEST_NAME = 200
-"""Most characters of a name from outside."""
 MOST_TEXT = 500
 """Most characters kept of a text from outside."""
 _NOT_FINITE = "is not finite (NaN or infinite)"
@@ -570,28 +568,6 @@ def plain_text(value: object, most: int = MOST_TEXT) -> str:
     text = str(value)[: most + 1]
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= most else line[: most - 1] + "…"
-
-
-def names_fault(names: Sequence[object], what: str, most: int) -> str | None:
-    """Returns what is wrong with a list of names from outside, or None.
-
-    Args:
-        names: the list.
-        what: what they are names of, in the singular.
-        most: largest number of names.
-    """
-    if not names:
-        return f"names no {what}"
-    if len(names) > most:
-        return f"names {len(names)} {what}s, more than {most}"
-    for name in names:
-        if not isinstance(name, str) or not name.strip():
-            return f"has a {what} without a name"
-        if plain_text(name, LONGEST_NAME) != name:
-            return f"has a {what} name that is too long or not plain: {plain_text(name, 40)!r}"
-    if len(set(names)) < len(names):
-        return f"names a {what} twice"
-    return None
 
 
 def _fits(

@@ -20,7 +20,6 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
-    computed_field,
 )
 
 from feddg.diagnostics import Diagnostic
@@ -255,13 +254,6 @@ class RoundRow(Row):
     bytes_down: int = 0
     left_out: dict[int, Number] = Field(default_factory=dict)
     forgotten: tuple[int, ...] = ()
-
-    @computed_field  # type: ignore[prop-decorator]
-    @property
-    def images_per_second(self) -> float:
-        """Images per second of training; 0 when nothing was trained."""
-        training = self.seconds.get("train", 0.0)
-        return self.images / training if training else 0.0
 
     def took(self, **seconds: float) -> Self:
         """Returns the row with the times of further activities."""

@@ -549,6 +549,11 @@ ACTS_WITH: dict[str, tuple[str, ...]] = {
     "privacy.record_norm": ("privacy.record_epsilon",),
 }
 """Fields that do nothing unless one of others is set, or has a value."""
+OF_IMAGES = (
+    *("data.image_size", "data.resize", "data.range", "data.bands", "data.tile"),
+    *("train.augmentation", "train.hue"),
+)
+"""Fields that do nothing where rows of features take the place of images."""
 
 
 def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) -> list[str]:
@@ -568,10 +573,15 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
         parts = str(values[field] or "none").split("+")  # a partition may have several
         return value in map(str.strip, parts)
 
-    return [
+    alone = [
         f"{field} is {values[field]} and does nothing: it goes with {' or '.join(needs)}."
         for field, needs in ACTS_WITH.items()
         if field in said and values[field] != usual[field] and not any(map(holds, needs))
+    ]
+    return alone + [
+        f"{field} does nothing: rows of features are no images."
+        for field in OF_IMAGES
+        if field in said and settings.data.features is not None
     ]
 
 
@@ -583,14 +593,18 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return groups
 
 
+ONE_VALUE = "augmentation"
+"""The field that is one value, by its name or by its fields, and takes another's place whole."""
+
+
 def merge(base: Fields, over: Mapping[str, object]) -> Fields:
     """Returns ``base`` overridden by ``over``, with mappings merged at every depth."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        merged[key] = (
-            merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
-        )
+        if isinstance(below, dict) and isinstance(value, Mapping) and key != ONE_VALUE:
+            value = merge(below, value)
+        merged[key] = value
     return merged
 
 
@@ -601,11 +615,12 @@ def nested(path: str, value: object) -> Fields:
 
 
 def leaves(fields: Mapping[str, object], prefix: str = "") -> Fields:
-    """Returns nested fields by dotted path; an empty mapping is a value."""
+    """Returns nested fields by dotted path; an empty mapping is a value, and an augmentation is."""
     values: Fields = {}
     for key, value in fields.items():
         path = f"{prefix}{key}"
-        values |= (
-            leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
-        )
+        if isinstance(value, Mapping) and value and key != ONE_VALUE:
+            values |= leaves(value, f"{path}.")
+        else:
+            values[path] = value
     return values

@@ -10,19 +10,20 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from feddg.clients.client import Examples
 from feddg.data.augment import can_move, cannot_move, shows_pixels
 from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
 from feddg.data.data_set import find_augmentation
-from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
+from feddg.data.decoding import Resize, UnusableImageError, as_rgb, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Progress, emit, silent, warn, warning
 from feddg.errors import ExperimentError, FeddgError, RunError, first_names, nearest
@@ -33,7 +34,6 @@ from feddg.federation.federation import prepared_network
 from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
-from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.dropout import draw_dropout_from
@@ -41,6 +41,8 @@ from feddg.models.network import Network
 from feddg.models.normalization import about_normalization
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
+from feddg.runs.beforehand import with_weights_at_hand
+from feddg.runs.idle import idle_clients, unreached_weight
 from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,
@@ -51,7 +53,7 @@ from feddg.settings import (
     merge,
     without_effect,
 )
-from feddg.storage import cache_folder
+from feddg.storage import cache_folder, hash_of
 from feddg.text import counted
 
 PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")
@@ -170,7 +172,9 @@ class Federation(federation.Federation):
                 f"class_names has {counted(len(class_names), 'name')}, but the model gives "
                 f"{start.classes} logits: name each of them"
             )
-        self.names = tuple(class_names or ())
+        self.names = tuple(map(str, class_names or ()))
+        if len({*self.names}) < len(self.names) or not all(map(str.strip, self.names)):
+            raise ExperimentError("class_names: a class has no name, or two have the same")
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             if not self.names:
@@ -229,7 +233,12 @@ class Federation(federation.Federation):
         Args:
             experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
+
+        Raises:
+            ExperimentError: it mixes a run's last model with its first, or cannot be run.
         """
+        _refuse_wise_ft(experiment)
+        experiment = with_weights_at_hand(experiment)  # and with the number of features
         made = in_process(experiment, cache_folder(cache), make=_OfExperiment)
         assert isinstance(made, Federation)
         return made
@@ -247,6 +256,7 @@ class Federation(federation.Federation):
                 transport reaches them.
         """
         here, number = len(self.transport.clients), self.settings.clients.number
+        number = 1 if self.method.gathers_images else number
         if here != number:
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         train = self.settings.train
@@ -281,7 +291,8 @@ class Federation(federation.Federation):
             ExperimentError: an image or target cannot be used, or groups are not one an image.
         """
         task = self.worker.task
-        images, targets = read_images(dataset, name, self.image_size, task)
+        resize = self.settings.data.resize
+        images, targets = read_images(dataset, name, self.image_size, task, resize)
         if task.has_classes:
             targets = self._renumbered(dataset, targets, name)
         example = self.clients[0].labels[:1].numpy()
@@ -293,8 +304,7 @@ class Federation(federation.Federation):
                 raise ExperimentError(
                     f"{name} has {len(targets)} images and {len(groups)} groups: give one for each"
                 )
-            numbers = numpy.unique(numpy.asarray(groups), return_inverse=True)[1]
-            evaluation = replace(evaluation, groups=numbers)
+            evaluation = replace(evaluation, groups=_numbered(groups, name))
         (score,) = self.scores(evaluation, self.weights)
         return score
 
@@ -304,7 +314,7 @@ class Federation(federation.Federation):
         Columns are in the order of :attr:`class_names`, which need not be the data set's own.
         Under another task than classification, returns the network's outputs ``(n, ...)``.
         """
-        pixels, _ = read_images(images, "images", self.image_size, None)
+        pixels, _ = read_images(images, "images", self.image_size, None, self.settings.data.resize)
         none = numpy.zeros(len(pixels), dtype=numpy.int64)
         evaluation = self._evaluation(pixels, none, {}, "images")
         evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
@@ -322,7 +332,7 @@ class Federation(federation.Federation):
 
         Raises:
             RunError: the suffix is another, the file cannot be written, or it predicts differently;
-                or a graph is asked for under a task without classes.
+                or a graph is asked for under a task without classes, or of a table of features.
         """
         if not self.worker.task.has_classes and Path(path).suffix.lower() != ".safetensors":
             raise RunError(
@@ -333,7 +343,8 @@ class Federation(federation.Federation):
         about = {
             "class_names": list(self.class_names),
             "image_size": self.image_size,
-            **{name: getattr(data, name) for name in ("resize", "range", "bands", "tile")},
+            "depths": self.clients.contents.bit_depths if isinstance(self.clients, Images) else (),
+            **data.model_dump(include={"resize", "range", "bands", "tile", "features"}),
             "method": self.method.name,
             "round": self.server.state.round,
         }
@@ -450,12 +461,16 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     if settings.model.normalization == "auto":  # who gives a network names no weights
         model = settings.model.model_copy(update={"normalization": "train"})
         settings = settings.model_copy(update={"model": model})
+    _refuse_wise_ft(settings)
+    return settings
+
+
+def _refuse_wise_ft(settings: ExperimentSettings) -> None:
     if settings.server.wise_ft != "none":
         raise ExperimentError(
             "server.wise_ft mixes a run's last model with its first, and a Federation does not: "
             "run the experiment (feddg.run), or leave it out"
         )
-    return settings
 
 
 def _distinct(name: str, tables: Sequence[Numbered | None]) -> list[tuple[str, Numbered | None]]:
@@ -519,7 +534,11 @@ def _all_names(
 
 
 def read_images(
-    dataset: Any, name: str, size: int | None = None, task: Task | None = CLASSIFICATION
+    dataset: Any,
+    name: str,
+    size: int | None = None,
+    task: Task | None = CLASSIFICATION,
+    resize: Resize = "squash",
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Reads a data set: pixels ``(n, size, size, 3)`` uint8, and class ids ``(n,)`` int64.
 
@@ -529,6 +548,7 @@ def read_images(
         size: side in pixels that images are resized to; by default that of the first image, which
             must be square.
         task: what the targets are for, ``(n, ...)`` of any type; None if only images are read.
+        resize: how an image becomes square.
 
     Raises:
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
@@ -562,7 +582,7 @@ def read_images(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "
                     f"and must be {size} x {size}: resize both in the data set"
                 )
-            array = make_square(Image.fromarray(array), size)
+            array = make_square(Image.fromarray(array), size, resize)
         if targets and target.shape != targets[0].shape:
             raise ExperimentError(
                 f"{where} has a target {target.shape}, but the first is {targets[0].shape}; all "
@@ -635,7 +655,7 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
     """Returns an image as ``(H, W, 3)`` uint8."""
     if isinstance(image, Image.Image):
         try:
-            return numpy.asarray(as_rgb(image))
+            return numpy.asarray(as_rgb(ImageOps.exif_transpose(image)))
         except UnusableImageError as error:
             raise ExperimentError(f"{where} {error.reason}; give floats in [0, 1]") from None
     if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] not in (1, 3):
@@ -651,6 +671,23 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
     elif image.dtype != torch.uint8:
         raise ExperimentError(f"{where} has values of {image.dtype}; give uint8, or [0, 1]")
     return image.to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
+
+
+def _numbered(groups: Sequence[Any], name: str) -> numpy.ndarray:
+    """Returns a number for each image's group, ``(n,)`` int64.
+
+    Raises:
+        ExperimentError: an image has none; names the first.
+    """
+    numbers: dict[Any, int] = {}
+    listed = groups.tolist() if hasattr(groups, "tolist") else [*groups]
+    for index, group in enumerate(listed):
+        if not isinstance(group, Real | str) or group == "" or group != group:
+            raise ExperimentError(
+                f"{name}, image {index} has the group {group!r}: give each image a number or text"
+            )
+        numbers.setdefault(group, len(numbers))
+    return numpy.array([numbers[group] for group in listed])
 
 
 def _domains(

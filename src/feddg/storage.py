@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import itertools
+import json
 import logging
 import os
 import re
@@ -341,7 +342,7 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
 
 # What is kept on disk between runs, and where it is.
 #
-# Decoded pixels are written by :mod:`feddg.data.pixels`, stylized images and whatever else
+# Decoded pixels are written by :mod:`feddg.data.decoded`, stylized images and whatever else
 # methods compute once by :meth:`feddg.clients.client.Client.cached`.
 
 
@@ -440,3 +441,11 @@ def _place(error: Exception) -> str:
         mark = error.problem_mark
         return f"{error.problem} (line {mark.line + 1}, column {mark.column + 1})"
     return " ".join(str(error).split())
+
+
+def hash_of(value: object, content: numpy.ndarray | None = None) -> str:
+    """Returns a hash of 32 characters of a JSON value and an array's bytes."""
+    digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=16)
+    if content is not None:
+        digest.update(numpy.ascontiguousarray(content).data)
+    return digest.hexdigest()

@@ -56,8 +56,8 @@ ENDS = {
         "a.safetensors: it is a folder",
     ),
     "export: over somebody's page": (
-        ["export", "{run}", "--safetensors", "README.safetensors"],
-        "README.md already exists and is not a model card",
+        ["export", "{run}", "--safetensors", "model.safetensors"],
+        "model.safetensors.md already exists and is not a model card",
     ),
     "travel: no run": (["travel", "empty", "new"], "holds no run"),
     "travel: nothing": (["travel", "{run}", "empty"], "no image in empty"),
@@ -112,7 +112,7 @@ def place(tmp_path):
     """What is in the folder in which the commands are typed."""
     for name in ("empty", "texts", "new", "a.csv", "a.safetensors"):
         (tmp_path / name).mkdir()
-    for name in ("texts/a.txt", "file", "README.md"):
+    for name in ("texts/a.txt", "file", "model.safetensors.md"):
         (tmp_path / name).write_text("mine")
     for number in range(9):
         noise(number).save(tmp_path / "new" / f"{number}.png")
@@ -135,7 +135,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(command, words, runs, f
     assert line.startswith("error: ")
     assert words in line
     assert everything(place) == before
-    assert (place / "README.md").read_text() == "mine"
+    assert (place / "model.safetensors.md").read_text() == "mine"
 
 
 def test_a_model_of_an_unfinished_run_says_so(runs, feddg, place):

@@ -124,15 +124,6 @@ def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
         make([overlapping], 0.1, **settings).step()
 
 
-@pytest.mark.parametrize("case", OPTIMIZERS)
-def test_gradients_unlike_their_parameter_are_refused(case):
-    make, _, settings = OPTIMIZERS[case]
-    sparse = nn.Parameter(torch.randn(4, 3))
-    sparse.grad = torch.ones(4, 3).to_sparse()
-    with pytest.raises(ClientError, match="dense"):
-        make([sparse], 0.1, **settings).step()
-
-
 def test_plain_sgd_needs_no_memory_order():
     everything = torch.ones(4, 6)
     weight = nn.Parameter(everything[:, ::2])

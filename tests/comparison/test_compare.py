@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from feddg.api import compare
 from feddg.cli import app, main
-from feddg.clients.threads import threads, threads_per_job
+from feddg.clients.threads import threads
 from feddg.comparison import compare as compare_module
 from feddg.comparison.compare import prepare_comparison, why_hopeless
 from feddg.comparison.pool import Watcher
@@ -28,6 +28,7 @@ from feddg.prediction.model import load_model
 from feddg.report.page import write_comparison
 from feddg.runs.beforehand import forecast
 from feddg.runs.folder import kept_weights
+from feddg.runs.processes import threads_per_job
 from feddg.runs.reading import read_rows, read_run
 from feddg.runs.table import FINAL
 from published_trees import pacs
@@ -278,7 +279,7 @@ def test_a_run_made_elsewhere_under_another_name_is_found(trained, tmp_path):
 
 def test_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("feddg.clients.threads.available_cores", lambda: 8)
+    monkeypatch.setattr("feddg.runs.processes.available_cores", lambda: 8)
     assert [threads_per_job(jobs) for jobs in (1, 3, 8, 20)] == [8, 2, 1, 1]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert threads_per_job(2) == 1

@@ -460,6 +460,17 @@ def test_rounds_of_a_budget_are_by_what_clients_hold():
     images = int((table.domains != table.domain_id("sketch")).sum())
     (cell,) = expand_plan(budgeted({"local_epochs": 2}, budgets=[4 * images + 1]))
     assert cell.experiment.train.rounds == 3
+    # An epoch of CCST is over three versions of every image, or as many as there are clients.
+    for change, rounds in (
+        ({}, 1),
+        ({"styles_per_image": 2}, 2),
+        ({"epoch": "original"}, 3),
+        ({"variant": "pardon"}, 3),
+        ({"styles_per_image": 9}, 1),
+    ):
+        ccst = {"name": "ccst", "settings": change}
+        asked = budgeted({"local_epochs": 1}, methods=[ccst], budgets=[2 * images + 1])
+        assert expand_plan(asked)[0].experiment.train.rounds == rounds
     # A client's second batch is what the first leaves of its images: two steps see all of them.
     train = {"local_steps": 2, "batch_size": images // 3 - 10}
     (cell,) = expand_plan(budgeted(train, budgets=[4 * images + 1]))

@@ -134,7 +134,6 @@ class Tagged(Settings):
 def test_another_packages_launcher_carries_out_the_same_runs(alone, tmp_path):
     class InThisProcess(Launcher):
         name = "one-by-one"
-        summary = "a test's"
         Settings = Tagged
 
         def run(self, cells):

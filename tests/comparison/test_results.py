@@ -21,7 +21,14 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
 from feddg.comparison.plan import expand_plan, load_plan
-from feddg.comparison.results import Results, _remedy, about_budgets, read_comparison, results_of
+from feddg.comparison.results import (
+    Results,
+    _remedy,
+    about_budgets,
+    about_method,
+    read_comparison,
+    results_of,
+)
 from feddg.comparison.results_file import (
     COLUMNS,
     ResultRow,
@@ -34,15 +41,16 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
-from feddg.report.charts import accuracy_against
+from feddg.report.charts import accuracy_against, learning_curves
+from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import about_results, budget_table
-from feddg.runs.diagnostics import Cause
+from feddg.runs.diagnostics import MAJORITY, Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.settings import merge
-from feddg.text import percent
-from run_folders import numbers, table_of
+from feddg.text import duration, percent
+from run_folders import FolderMaker, numbers, table_of
 
 PLAN = {
     "name": "mine",
@@ -274,6 +282,10 @@ def test_a_result_says_what_it_was_made_with_and_one_that_does_not_is_warned_abo
     images = ImagesFile.read(done.cells[0].folder / "images.json")
     (result,) = read_results(path)
     assert result.hashes == {"images": images.fingerprint()}
+    for here in (done.results.rows[0], results_of([done.cells[0].folder]).rows[0]):
+        assert here.machine == result.machine != ""
+        assert here.version == result.version
+        assert here.hashes == result.hashes
     assert images.model_copy(update={"root": "elsewhere"}).fingerprint() == images.fingerprint()
     assert images.model_copy(update={"labels": "other"}).fingerprint() != images.fingerprint()
     path.write_text(to_text([result.model_copy(update={"hashes": {}})]))
@@ -678,6 +690,50 @@ def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_bu
     assert "1k images" in reported(path)[1]
 
 
+class BudgetMaker(FolderMaker):
+    """A run that is evaluated where it reaches 500 and 1500 images."""
+
+    def experiment(self):
+        return super().experiment() | {"evaluate": {"budgets": [500, 1500]}}
+
+    def number_rows(self, round_, weights="last"):
+        before, now = (self.spent(max(0, one))["images"] for one in (round_ - 1, round_))
+        due = round_ == 0 or any(before < budget <= now for budget in (500, 1500))
+        return super().number_rows(round_, weights) if due else []
+
+
+def test_a_curve_is_of_every_budget_though_columns_reach_it_in_other_rounds(tmp_path):
+    rows, makers = [], []
+    for name, per_round, rounds in (("ink", 4, 6), ("sea", 2, 12)):
+        maker = BudgetMaker(
+            tmp_path / name, test=[name], per_round=per_round, rounds=rounds, planned=rounds
+        )
+        run = read_run(maker.write()).at(1500)
+        rows.append(ResultRow(method="pardon", held_out=name, seed=0, budget=1500, run=run))
+        makers.append(maker)
+    results = Results("mine", "mine", rows)
+    (line,) = (one for one in learning_curves(results).figure["data"] if one["name"])
+    assert list(line["x"]) == [0, (2 + 4) / 2, (6 + 12) / 2]
+    reached = zip((0, 2, 6), (0, 4, 12))
+    means = [
+        sum(maker.accuracy("test", 0, round_) for maker, round_ in zip(makers, rounds)) / 2
+        for rounds in reached
+    ]
+    assert list(line["y"]) == pytest.approx([100 * mean for mean in means])
+    (line,) = (one for one in accuracy_against(results, "images").figure["data"] if one["name"])
+    assert list(line["x"]) == [0, 520, 1560]
+
+
+def test_seconds_a_round_are_of_all_rounds_where_a_run_is_cut_at_a_budget(folder_maker):
+    """A round's four clients train for a second each."""
+    run = read_run(folder_maker().write()).at(500)
+    row = ResultRow(method="pardon", held_out="photo", seed=0, budget=500, run=run)
+    sections = comparison_page(Results("mine", "mine", [row])).sections
+    (table,) = (one.blocks[0] for one in sections if one.title == "Cost")
+    shown = {column.heading: cell.text for column, cell in zip(table.columns, table.rows[0])}
+    assert (shown["Training"], shown["Aggregation"]) == (duration(4), duration(0.1))
+
+
 def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     """A round of the made-up run sees 65 images a client."""
     maker = folder_maker()
@@ -826,18 +882,23 @@ def test_results_of_one_column_on_different_images_are_warned_about(folder_maker
     assert not found_in(results_of(folders), "different-images")
 
 
-def test_results_of_other_experiments_than_the_plans_are_warned_about(caplog):
-    plan = load_plan(PLAN)
+def test_a_run_that_stands_in_every_column_is_counted_once():
+    """Ridge has no learning rate; it is marked as no better than a constant model."""
     rows = [
-        row_of(0.5, cell.method, cell.held_out, experiment=cell.portable_id)
-        for cell in expand_plan(plan)
+        row_of(0.5, "fedavg", conditions={"lr": lr}, experiment=f"0123abc{at}")
+        for at, lr in enumerate(("0.1", "0.2"))
     ]
-    changed = load_plan(PLAN | {"methods": ["fedavg", {"name": "fedprox", "mu": 0.7}]})
-    assert len(Results.of_rows(rows, plan).rows) == 2
-    assert not caplog.text
-    assert len(Results.of_rows(rows, changed, "kept.csv").rows) == 2
-    assert "kept.csv: 1 of 2 results are of other experiments than the plan has" in caplog.text
-    assert "(first fedprox, sketch, seed 0)" in caplog.text
+    rows += [
+        row_of(0.5, "ridge", conditions={"lr": lr}, experiment="89abcdef") for lr in ("0.1", "0.2")
+    ]
+    constant = NumberRow(rule="final", metric="constant", value=1.0)
+    rows[2:] = [row.model_copy(update={"numbers": (*row.numbers, constant)}) for row in rows[2:]]
+    results = Results.of_rows(rows)
+    assert len(results.columns) == 2
+    assert about_method(results, "ridge") == [(MAJORITY, "warning", "")]
+    assert "3 runs" in comparison_page(results).tags
+    (text,) = found_in(results, "runs-from-a-file")
+    assert text.startswith("3 runs known from a results file alone")
 
 
 def test_several_precisions_in_one_column_are_named(folder_maker):

@@ -56,6 +56,14 @@ def federation(clients, logits=4, **fields):
     return feddg.Federation(clients, net, **fixed, **fields)
 
 
+def test_two_classes_of_one_name_cannot_be_told_apart():
+    with pytest.raises(ExperimentError, match="site calls two classes 'crane'"):
+        joined([("site", {0: "crane", 1: "dog", 2: "crane"})], 3)
+    for names in (["a", "b", "a", "c"], ["a", " ", "b", "c"]):
+        with pytest.raises(ExperimentError, match="a class has no name, or two have the same"):
+            federation([[(Image.new("RGB", (8, 8)), 0)]], class_names=names)
+
+
 def half(data):
     return random_split(data, [0.5, 0.5], generator=torch.Generator().manual_seed(0))[0]
 

@@ -16,6 +16,7 @@ import tifffile
 from PIL import Image, ImageOps
 from torchvision import transforms
 
+from feddg.data.decoded import open_pixels
 from feddg.data.decoding import (
     OversizedImageError,
     Reading,
@@ -38,7 +39,6 @@ from feddg.data.images import (
     from_folder,
 )
 from feddg.data.inspection import about_survey, survey
-from feddg.data.pixels import open_pixels
 from feddg.data.splits import hold_out
 from feddg.errors import DataError
 from feddg.prediction.classifier import count_files
@@ -622,7 +622,7 @@ def test_photos_of_phones_need_a_package():
 
 
 def test_without_pydicom_one_line_says_what_to_install(tmp_path, monkeypatch):
-    for module in ("data.images", "data.decoding", "data.inspection", "prediction.classifier"):
+    for module in ("data.images", "data.decoding", "data.inspection"):
         monkeypatch.setattr(f"feddg.{module}.IMAGE_SUFFIXES", frozenset({".png"}))
     file = tmp_path / "n/x/a.dcm"
     file.parent.mkdir(parents=True)

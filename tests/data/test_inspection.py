@@ -280,6 +280,18 @@ def test_a_published_data_set_asks_which_domain_is_held_out(tmp_path):
         load_images(digits, tmp_path, lambda *_: None)
 
 
+def test_depths_are_those_of_the_bands_that_become_colours(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    (tmp_path / "a/x").mkdir(parents=True)
+    for number, infrared in enumerate((4095, 1023)):
+        values = np.full((8, 8, 4), 1000, np.uint16)
+        values[0, 0] = (1500, 1500, 1500, infrared)
+        file = tmp_path / f"a/x/{number}.tif"
+        tifffile.imwrite(file, values, photometric="rgb", extrasamples=["unassalpha"])
+    assert survey(from_folder(tmp_path), Reading(bands=(4, 3, 2))).depths == {"a": 12}
+    assert survey(from_folder(tmp_path), Reading(bands=(1, 2, 3))).depths == {"a": 11}
+
+
 def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):
     monkeypatch.setattr("feddg.data.inspection.MOST_PIXELS", 100)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
@@ -289,6 +301,12 @@ def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):
     assert survey(from_folder(tmp_path)).depths == {}
     assert survey(from_folder(tmp_path), Reading(tile=10)).depths == {"a": 12}
     assert depth_of([file], Reading(tile=10)) == 12
+
+
+def test_domains_left_out_on_purpose_are_not_ignored(root):
+    table = from_folder(root)
+    assert not ignored_files(table.without(["b"]), ["B"])
+    assert ignored_files(table.without(["b"]))
 
 
 def test_what_is_ignored_is_counted_by_kind(root):
@@ -368,3 +386,6 @@ def test_a_client_with_most_of_the_images_is_warned_about(subtests):
             if found:
                 share = max(sizes) / sum(sizes)
                 assert found[0].text.startswith(f"Client {said} of {len(sizes)} holds {share:.0%}")
+    (found,) = about_clients([20, 80], ["north", "south"])
+    assert found.text.startswith("Site south holds 80% of the training images")
+    assert "Ask it whether it does" in found.advice

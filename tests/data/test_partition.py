@@ -307,6 +307,15 @@ def test_a_client_gets_validation_images_of_its_own_domain_alone():
     assert [rows.tolist() for rows in partitioned_alike(found, domains, 0)] == [[1, 4], [2, 3], [0]]
 
 
+def test_few_further_images_of_many_domains_do_not_all_go_to_the_same_clients():
+    first = np.repeat(np.arange(240), 40)
+    found = partition(first, first * 0, 20, scheme="iid", seed=0)
+    counts = [len(rows) for rows in partitioned_alike(found, np.repeat(np.arange(240), 3), 0)]
+    assert sum(counts) == 720
+    assert min(counts) > 15  # 36 each on average
+    assert max(counts) < 60
+
+
 @pytest.mark.parametrize(("alpha", "skew"), [(None, 0.1), (0.5, 0.2), (0.1, 0.4)])
 def test_ten_clients_per_domain_with_fewer_classes_each_for_a_smaller_alpha(alpha, skew):
     """FedIG's cross-silo setting (its A.6): 30 clients, 10 of each of three domains."""
@@ -504,6 +513,13 @@ def test_class_dirichlet_is_yurochkins(alpha):
     mean, whole = 1 / clients, alpha * clients
     assert np.mean(shares) == pytest.approx(mean, abs=0.04)
     assert np.var(shares) == pytest.approx(mean * (1 - mean) / (whole + 1), rel=0.25)
+
+
+def test_a_large_alpha_makes_clients_alike_where_images_of_a_class_are_few():
+    domains, labels = np.repeat([0, 1, 2], 65 * 19), np.tile(np.repeat(np.arange(65), 19), 3)
+    found = partition(domains, labels, 100, scheme="iid+class_dirichlet", alpha=100.0, seed=0)
+    assert found.sizes.min() > 15  # 37 each on average
+    assert gini(found.sizes) < 0.2
 
 
 def test_a_tiny_alpha_gives_each_class_to_one_client_in_skewed_domains_too():

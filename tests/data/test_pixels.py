@@ -18,10 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
+from feddg.data import decoded as pixel_cache
 from feddg.data import images
-from feddg.data import pixels as pixel_cache
+from feddg.data.decoded import StreamingPixels, open_pixels
 from feddg.data.images import ImageTable
-from feddg.data.pixels import ArrayPixels, StreamingPixels, open_pixels
+from feddg.data.pixels import ArrayPixels
 from feddg.errors import DataError
 from feddg.storage import open_file
 
@@ -390,23 +391,23 @@ PROCESS = """
 import json, os, signal, sys, time
 from pathlib import Path
 import numpy as np
-from feddg.data import pixels
+from feddg.data import decoded
 from feddg.data.images import ImageTable
 root, cache, own, doomed = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-decode, count = pixels.decode_parts, []
+decode, count = decoded.decode_parts, []
 def slowly(*args):
     count.append(1)
     time.sleep(0.05)
     if doomed == "doomed" and len(count) == 4:
         os.kill(os.getpid(), signal.SIGKILL)
     return decode(*args)
-pixels.decode_parts = slowly
+decoded.decode_parts = slowly
 paths = tuple(sorted(path.name for path in root.iterdir()))
 zeros = np.zeros(len(paths), np.int64)
 own.touch()
 while len(list(own.parent.glob("ready*"))) < 3:
     time.sleep(0.01)
-_, store, _ = pixels.open_pixels(
+_, store, _ = decoded.open_pixels(
     ImageTable(paths, zeros, zeros, ("a",), ("only",), root=root), 8, cache=cache
 )
 print(json.dumps([len(count), store.gather(range(len(paths))).permute(0, 2, 3, 1).tolist()]))

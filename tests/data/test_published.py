@@ -10,8 +10,8 @@ from PIL import Image
 
 import published_trees as trees
 from feddg.data.data_set import DATA_SETS, load_source
+from feddg.data.decoded import open_pixels
 from feddg.data.images import ImageTable
-from feddg.data.pixels import open_pixels
 from feddg.data.published import image_suffix
 from feddg.errors import DataError
 from published_trees import LAYOUTS, by_split, images, office_home

@@ -20,13 +20,16 @@ from feddg.deploy.server_app import Sites, read_scores
 from feddg.deploy.setup import write_app
 from feddg.deploy.transport import DeploymentFile, FlowerTransport, NodeRegistry, Policy
 from feddg.deploy.wire import Registration
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.federation.inprocess import InProcess
 from feddg.federation.transport import Ledger
 from feddg.messages import Broadcast, Message, Refusal
-from feddg.records import DOMAIN_SCORES, ClientsTable, DomainScore
+from feddg.records import DOMAIN_SCORES, ClientsTable, DomainScore, RefusedUpdate, RoundRow
+from feddg.report.run_page import result_sentence
+from feddg.runs.diagnostics import result_sentence_of
+from feddg.runs.reading import read_run
 from federations import same
-from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
+from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, ledger, weights
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +84,33 @@ def test_a_late_site_is_counted_with_what_it_holds(tmp_path, monkeypatch):
     joined = json.loads((deployment.path / "deployment.json").read_text())["images"]
     assert {row.name: sum(row.domains) for row in table.clients} == joined
     assert sum(table.clients[2].classes) == joined["photo"] > 0
+
+
+def test_what_a_site_holds_stays_known_while_it_is_not_back(tmp_path, monkeypatch):
+    chosen = experiment(train={**SMALL["train"], "rounds": 3})
+    deployment = Deployment(tmp_path, chosen, **{"min-sites": 1})
+    trained, said = [], server_app.LogLines.round
+
+    def fail(site, message):
+        trained.extend([site] * (message.metadata.message_type == "train"))
+        return len(trained) > len(SITES)  # from round 2 on
+
+    deployment.grid.fail = fail
+    with pytest.raises(NotEnoughUpdates):
+        deployment.start()
+    before = ClientsTable.read(deployment.path / "clients.json")
+    assert all(sum(row.classes) for row in before.clients)
+    grid = deployment.grid = LocalGrid(deployment.nodes, client_app.app, deployment.config)
+    grid.offline = {"chalk", "photo"}
+
+    def come_back(self, record):
+        grid.offline = {"photo"}
+        said(self, record)
+
+    monkeypatch.setattr(server_app.LogLines, "round", come_back)
+    deployment.start()
+    assert ("chalk", "train") in grid.received
+    assert ClientsTable.read(deployment.path / "clients.json") == before
 
 
 class Judges:
@@ -223,6 +253,71 @@ def test_a_site_without_labels_is_checked_before_it_joins(tmp_path):
     assert not [check for check in checks if check.severity == "error"]
     _, checks = check_site(app / "sites" / "ink", images, **options)
     assert [check.text for check in checks] == ["This site is to train, and has no labels."]
+
+
+def test_the_page_names_what_was_measured_and_calls_no_trained_domain_unseen(tmp_path, caplog):
+    more = {"test": "", "evaluation-sites": "judge"}
+    deployment = Deployment(tmp_path, experiment(), **more)
+    nodes = {"images": "digits:ink", "cache": str(tmp_path / "judge"), "device": "cpu"}
+    deployment.grid.connect("judge", nodes)
+    deployment.start()
+    run = read_run(deployment.path)
+    assert run.held_out("test") == ["ink"]
+    assert "does nothing" not in caplog.text  # of what presets say
+    said = result_sentence(run)
+    assert "of the images of ink." in said
+    assert "which no client trained on" not in said
+    assert "nobody trained on" not in result_sentence_of(run.folder, "final", 2)
+    codes = [found.code for found in run.summary.diagnostics]
+    assert codes.count("evaluated-and-trained") == 1
+    assert caplog.text.count("judge measures ink, which sites train on") == 1
+
+
+def test_what_clients_sent_is_counted_without_judges_and_nodes_that_are_no_sites(tmp_path):
+    more = {"test": "", "evaluation-sites": "judge"}
+    deployment = Deployment(tmp_path, experiment(), **more)
+    for name, shown in (("judge", "sketch"), ("stranger", "photo")):
+        node = {"images": f"digits:{shown}", "cache": str(tmp_path / name), "device": "cpu"}
+        deployment.grid.connect(name, node)
+    deployment.start()
+    run, crossed = read_run(deployment.path), ledger(deployment.path)
+    told = [client for _, way, client, kind, _ in crossed if (way, kind) == ("up", "register")]
+    assert sorted(told) == [-1, 0, 1, 2, 3]
+    sent = {m.purpose: m.bytes for m in run.ledger.messages if m.direction == "up"}
+    assert run.summary.bytes["up_per_client_round"] == pytest.approx(sent["update"], rel=0.01)
+    total = sum(m.bytes for m in run.ledger.messages)
+    assert run.summary.bytes["total"] == total
+    before = [m for m in run.ledger.messages if not m.round and m.purpose == "register"]
+    assert run.setup.bytes == sum(m.bytes for m in before)
+    assert "from 4 sites together" in run.report.read_text()
+
+
+def test_validation_domains_are_those_of_one_process(tmp_path, subtests):
+    held_out = {"val": "chalk", "test": "sketch"}
+    chosen = experiment(hold_out=held_out, clients={"number": 2, "partition": "domain"})
+    here = feddg.run(chosen, tmp_path / "here", cache=tmp_path / "cache", report=False)
+
+    def numbers(table):
+        return [(row.key, row.value) for row in table if row.metric == "accuracy"]
+
+    for judged, tested in (("chalk", "sketch"), ("sketch", "chalk")):
+        with subtests.test(judged=judged):
+            more = {"sites": "ink,photo", "evaluation-sites": "judge", "test": f"digits:{tested}"}
+            deployment = Deployment(tmp_path / judged, chosen, **more)
+            nodes = {name: deployment.nodes[name] for name in ("ink", "photo")}
+            nodes["judge"] = {"images": f"digits:{judged}", "cache": str(tmp_path / "judge")}
+            deployment.grid = LocalGrid(nodes, client_app.app, deployment.config)
+            deployment.start()
+            there = numbers(read_run(deployment.path).table)
+            assert sorted(there) == sorted(numbers(here.table))
+            assert {key[2] for key, _ in there} == {"val", "test"}
+
+
+def test_the_log_counts_sites_that_a_round_was_done_again_without(caplog):
+    refused = [RefusedUpdate(client=id, reason="broke it") for id in (2, 3)]
+    row = RoundRow(round=1, clients=[0, 1, 3], refused=refused)
+    server_app.LogLines().round(row)
+    assert "round 1: 2 of 4 sites" in caplog.text
 
 
 def test_more_sites_than_there_are_cannot_be_waited_for(tmp_path):

@@ -11,7 +11,7 @@ import yaml
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.deploy.setup import write_app
+from feddg.deploy.setup import require_fit_for_sites, write_app
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 
@@ -172,3 +172,9 @@ def test_a_path_that_would_mean_something_in_a_unit_file_is_refused(tmp_path):
     for name in ("a b", "a'b", "a$b", "a:b"):
         with pytest.raises(ExperimentError, match="choose a folder without"):
             write_app(tmp_path / name, chosen, SITES)
+
+
+@pytest.mark.parametrize("name", ["local", "centralised", "mixstyle+local", "centralised+mixstyle"])
+def test_some_methods_do_not_run_over_a_network(name):
+    with pytest.raises(ExperimentError, match="cannot run over a network"):
+        require_fit_for_sites(Experiment(method=name, data={"id_val": 0.0, "id_test": 0.0}))

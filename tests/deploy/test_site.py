@@ -161,14 +161,12 @@ def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, 
         assert (found.severity, found.code) == ("warning", "copies-weaken-epsilon")
 
 
-def test_a_process_reads_a_run_s_experiment_once_for_each_device(images, tmp_path):
+def test_a_site_s_device_is_that_of_its_own_config(images, tmp_path):
     node = {"site": "ward", "images": str(images), "domain": "ward", "cache": str(tmp_path)}
     data = {"source": "folder", "root": images, "image_size": 16, "id_val": 0, "id_test": 0}
-    texts = [Experiment(data=data, seed=seed).to_yaml() for seed in (0, 1)]
-    first, again = (Site({**node, "device": "cpu"}, {"experiment": texts[0]}) for _ in range(2))
-    assert again.experiment is first.experiment
-    assert Site(node, {"experiment": texts[0]}).experiment.device == "auto"
-    assert Site({**node, "device": "cpu"}, {"experiment": texts[1]}).experiment.seed == 1
+    text = Experiment(data=data, device="cuda").to_yaml()
+    assert Site(node, {"experiment": text}).experiment.device == "auto"
+    assert Site({**node, "device": "cpu"}, {"experiment": text}).experiment.device == "cpu"
 
 
 def test_a_node_config_names_what_is_wrong():
@@ -228,6 +226,12 @@ def test_domains_that_are_left_out_are_not_opened_at_a_site(images, tmp_path):
 
 def test_what_sites_cannot_do_is_said_before_round_1(tmp_path):
     own = {"data": {"source": "digits", "id_val": 0, "id_test": 0}}
-    for more in ({"evaluate": {"decision": "3"}}, {"train": {"select_every": 2}}):
-        with pytest.raises(ExperimentError, match="sites set no validation images aside"):
-            write_app(tmp_path / "a", Experiment(**own, **more), ["one"], address="here:9000")
+    none_aside, all_images = "sites set no validation images aside", "leave data.split_file out"
+    for more, words in (
+        ({"evaluate": {"decision": "3"}}, none_aside),
+        ({"train": {"select_every": 2}}, none_aside),
+        ({"server": {"wise_ft": "auto"}, "model": {"weights": "imagenet"}}, none_aside),
+        ({"data": {**own["data"], "split_file": "split.csv"}}, all_images),
+    ):
+        with pytest.raises(ExperimentError, match=words):
+            write_app(tmp_path / "a", Experiment(**{**own, **more}), ["one"], address="here:9000")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.api import run
+from feddg.api import resume, run
 from feddg.data.data_set import load_source
 from feddg.deploy import client_app, server_app
 from feddg.deploy.transport import fingerprint
@@ -285,6 +285,13 @@ def test_all_sites_failing_fails_the_run_and_a_restart_gives_the_undisturbed_bit
     with pytest.raises(NotEnoughUpdates, match="0 good updates of 3"):
         deployment.start()
     assert read_run(deployment.path).status == "failed"
+    for go_on in (
+        lambda: run(deployment.chosen, deployment.path.parent, report=False),
+        lambda: resume(deployment.path, workers=2),
+    ):
+        with pytest.raises(RunError, match="is a deployment's, whose sites have the images"):
+            go_on()
+    assert "0 good updates" in read_run(deployment.path).error
     grid.fail = lambda site, message: False
     again = LocalGrid(deployment.nodes, client_app.app, deployment.config)  # the SuperLink, too
     deployment.grid = again

@@ -5,7 +5,8 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.deploy.wire import TRAIN, Payload, read_reply
+from feddg.deploy.wire import MOST_CLASSES, TRAIN, Payload, Request, read_reply
+from feddg.errors import ClientError
 from feddg.messages import Message, Update
 
 TENSORS = {
@@ -60,3 +61,19 @@ def test_an_update_of_weights_alone_is_one_array_record_and_one_config_record():
 def test_what_is_no_update_is_refused():
     with pytest.raises(ValueError, match="no update"):
         Payload(parts={"reply": Message()}).to_update(0)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["a"] * 2, "twice"),
+        (["a", ""], "without a name"),
+        (["a\nb"], "not plain"),
+        (["x" * 201], "too long"),
+        ([str(i) for i in range(MOST_CLASSES + 1)], f"more than {MOST_CLASSES}"),
+    ],
+)
+def test_odd_names_are_said(names, words):
+    with pytest.raises(ClientError, match=words):
+        Request.read(Payload({"run": "run", "classes": names}))
+    assert Request.read(Payload({"run": "run", "classes": ["a", "b"]})).classes == ["a", "b"]

@@ -116,6 +116,36 @@ def test_a_frozen_featurizer_sees_every_image_once(monkeypatch, most):
     assert scores()[1] == 10  # whoever watches sees them all
 
 
+class Order(torch.nn.Module):
+    """Notes the batches it is shown; its needs can be set."""
+
+    def __init__(self, needs):
+        super().__init__()
+        self.needs, self.batches = needs, []
+
+    def forward(self, batch):
+        self.batches.append(batch[:, :, 0, 0])
+        return batch.mean((2, 3))
+
+
+def test_streams_are_shuffled_into_even_batches_and_logits_put_back():
+    import numpy
+
+    from feddg.data.pixels import ArrayPixels
+    from feddg.evaluation.accuracy import Evaluation
+
+    pixels = ArrayPixels(numpy.random.default_rng(0).integers(0, 256, (17, 4, 4, 3), numpy.uint8))
+    rows, none = numpy.arange(17), numpy.zeros(17, int)
+    measured = Evaluation(pixels, {"test": rows}, none, none, ("a",), 3, 8, torch.device("cpu"))
+    in_order, shuffled = Order("one image"), Order("a stream")
+    assert torch.equal(measured.predict(in_order, rows), measured.predict(shuffled, rows))
+    assert [len(batch) for batch in in_order.batches] == [8, 8, 1]
+    assert [len(batch) for batch in shuffled.batches] == [6, 6, 5]
+    first, second = (torch.cat(order.batches) for order in (in_order, shuffled))
+    assert not torch.equal(first, second)
+    assert torch.equal(first.unique(dim=0), second.unique(dim=0))
+
+
 def test_on_an_accelerator_batches_go_across_domains(device: str) -> None:
     import numpy
 

@@ -21,12 +21,12 @@ from feddg.federation import local_training
 from feddg.federation.federation import build
 from feddg.federation.inprocess import TRAIN
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
-from feddg.federation.workers import _reply, _result, buffers_of, message_in
 from feddg.messages import EntrySchema, Message
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
 from feddg.privacy.building import build_defences
 from feddg.records import PRIVACY_ROWS
+from feddg.runs.channel import _reply, _result, buffers_of, message_in
 from feddg.runs.observer import Observer
 from feddg.settings import TrainSettings
 from feddg.testing import check_method

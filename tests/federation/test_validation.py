@@ -16,7 +16,6 @@ from feddg.messages import (
     Refusal,
     SchemaContext,
     Update,
-    names_fault,
     plain_text,
 )
 from feddg.methods.base import FoundOut, Method, Round, State
@@ -168,23 +167,6 @@ def test_plain_text_is_one_harmless_line(text):
     found = plain_text(text, 100)
     assert len(found) <= 100
     assert found.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        ([], "names no class"),
-        (["a"] * 2, "twice"),
-        (["a", ""], "without a name"),
-        (["a", 3], "without a name"),
-        (["a\nb"], "not plain"),
-        (["x" * 201], "too long"),
-        ([str(i) for i in range(11)], "more than 10"),
-    ],
-)
-def test_odd_names_are_said(names, words):
-    assert words in names_fault(names, "class", 10)
-    assert names_fault(["a", "b"], "class", 10) is None
 
 
 # How far clients move the weights

@@ -15,8 +15,9 @@ from PIL import Image
 from damage import SIZE, Case, Place
 from feddg import storage
 from feddg.comparison.plan import load_plan
+from feddg.data.decoded import open_pixels
 from feddg.data.images import from_folder
-from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.pixels import PixelStore
 from feddg.data.protocols import from_csv
 from feddg.experiment import load_experiment
 from odd_inputs import DEEP, cut, flip, folder, loop, pipe, write

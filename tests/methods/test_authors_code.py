@@ -8,13 +8,11 @@ import pytest
 import torch
 import yaml
 
-from feddg.evaluation.adaptation import adapt
 from feddg.experiment import Experiment
 from feddg.methods import randconv
 from feddg.methods.base import methods
 from feddg.methods.composition import method_class
 from feddg.methods.csac import mmd
-from feddg.models.backbones import build_network
 from feddg.styles.codec import adain
 from federations import SmallFederation, federation
 
@@ -27,14 +25,6 @@ def one_batch(small):
     client = small.client()
     small.method.begin(client)
     return client, client.batch(torch.arange(8), client.stream("augment"))
-
-
-def model(**choices):
-    return build_network("cnn", 3, weights=None, **choices).eval()
-
-
-def images(count, seed=4):
-    return torch.rand(count, 3, 32, 32, generator=torch.manual_seed(seed))
 
 
 def begun(name, **settings) -> tuple[SmallFederation, object, object]:
@@ -172,23 +162,6 @@ def test_the_contents_variance_may_divide_by_one_less() -> None:
     expected = expected + style[0][None, :, None, None]
     torch.testing.assert_close(adain(features, style, correction=1), expected)
     assert torch.isfinite(adain(torch.rand(1, 3, 1, 1), style.float(), correction=1)).all()
-
-
-def test_tent_with_several_steps_returns_the_last_ones_logits() -> None:
-    batch, network = images(8), model(embedding="bottleneck")
-    once, thrice = adapt(network, "tent:lr=0.05"), adapt(network, "tent:lr=0.05,steps=3")
-    for _ in range(2):
-        once(batch)
-    torch.testing.assert_close(thrice(batch), once(batch))
-
-
-@pytest.mark.parametrize("name", ["tsmobn", "mixnorm:tau=0.3", "mixnorm"])
-def test_what_a_predictor_keeps_is_part_of_no_graph(name: str) -> None:
-    predictor = adapt(model().requires_grad_(True), name)
-    for seed in range(3):
-        predictor(images(9, seed)).sum().backward()  # a second pass through a freed graph fails
-    kept = [part for pair in predictor._kept.values() for part in pair]
-    assert not any(part.requires_grad for part in kept)
 
 
 def test_a_settings_default_may_be_said_and_makes_no_other_experiment() -> None:

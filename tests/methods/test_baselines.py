@@ -13,8 +13,7 @@ import feddg
 from feddg import Experiment, run
 from feddg.errors import ExperimentError, RunError
 from feddg.federation.local_training import load_weights
-from feddg.methods.base import require_network_fit
-from feddg.methods.composition import build_method, method_class
+from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.prediction.model import load_model
 from feddg.rng import stream
@@ -260,12 +259,6 @@ def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
     assert [len(held), sum(held[0]["classes"])] == [1, sum(held[0]["domains"])]
     assert done.result.value("id_test") > 0.3
     assert [row.clients for row in done.rounds] == [[0]] * 3
-
-
-@pytest.mark.parametrize("name", ["local", "centralised", "mixstyle+local", "centralised+mixstyle"])
-def test_they_do_not_run_over_a_network(name):
-    with pytest.raises(ExperimentError, match="cannot run over a network"):
-        require_network_fit(method_class(name))
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from feddg.methods.afl import IMAGES, WEIGHTS, on_simplex
 from feddg.methods.base import Method, State
 from feddg.methods.composition import build_method, compose, method_class
 from feddg.methods.coral import distances
-from feddg.methods.domains import WEIGHT, DomainMethod, idle_clients, spread
+from feddg.methods.domains import WEIGHT, DomainMethod, spread
 from feddg.methods.group_dro import OWN
 from feddg.methods.mixup import partners_of
 from feddg.methods.mmd import BANDWIDTHS, discrepancies
 from feddg.models.backbones import build_network
+from feddg.runs.idle import idle_clients
 from feddg.runs.prepare import in_process
 from feddg.settings import TrainSettings
 from feddg.testing import CHECKS, check_method

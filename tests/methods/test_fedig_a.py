@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from feddg.clients.optim import kept_moments
 from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.fedig import GLOBAL
+from feddg.methods.fedig_a import OPTIMIZER, FedIGA
 from feddg.models.backbones import build_network
 from feddg.models.normalization import (
     Adapted,
@@ -231,6 +233,35 @@ def test_adapters_are_averaged_and_learn():
     assert not any(
         name.startswith("heads.") for m in small.transport.memories.values() for name in m
     )
+
+
+def test_adapters_go_on_with_their_momentum_where_the_network_does(monkeypatch):
+    train = SGD.model_copy(update={"keep_optimizer": True, "momentum": 0.5})
+    small, begun_with, step = federation("fedig-a", train=train), {}, FedIGA.step
+
+    def first_step(method, client, batch):
+        if (client.id, client.round) not in begun_with:
+            moments = kept_moments(client.scratch[OPTIMIZER], adapter_of(client.network))
+            begun_with[client.id, client.round] = moments
+        step(method, client, batch)
+
+    monkeypatch.setattr(FedIGA, "step", first_step)
+    small.run(1)
+    kept = {id: dict(memory) for id, memory in small.transport.memories.items()}
+    small.server.round()
+    for id, memory in kept.items():
+        assert not begun_with[id, 1]
+        assert begun_with[id, 2]
+        assert same(begun_with[id, 2], {name: memory[name] for name in begun_with[id, 2]})
+
+
+def test_the_adapters_gradients_are_clipped_as_the_networks():
+    small = federation("fedig-a", train=SGD.model_copy(update={"gradient_clipping": 1e-9}))
+    start = {name: t.clone() for name, t in small.server.state.weights.items()}
+    heads = [name for name in start if name.startswith("heads.")]
+    weights = small.run(1)
+    for name in heads:
+        torch.testing.assert_close(weights[name], start[name], rtol=1e-6, atol=1e-9)
 
 
 def test_an_untrained_adapter_answers_as_the_settings_say():

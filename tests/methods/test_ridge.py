@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from feddg.clients.client import Client, RecordNoise
 from feddg.data.data_set import load_source
-from feddg.data.pixels import open_pixels
+from feddg.data.decoded import open_pixels
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment, explain
 from feddg.messages import Message

@@ -9,7 +9,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from feddg.errors import AdaptationError, ExperimentError, WeightsError
-from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.methods.base import methods
 from feddg.models import backbones
 from feddg.models.backbones import (
@@ -22,6 +21,7 @@ from feddg.models.backbones import (
 )
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.models.normalization import freeze_statistics, statistics_names
+from feddg.prediction.adaptation import ADAPTATIONS, adapt
 from feddg.prediction.export import export_run
 from feddg.prediction.predict import predict
 from feddg.registry import Registry

@@ -16,9 +16,9 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
-from feddg.prediction.export import MODEL_CARD, ensure_card, export_run
+from feddg.prediction.export import MODEL_CARD, ensure_card, export_run, save_model
 from feddg.prediction.model import load_trained
-from feddg.prediction.model_file import OWN_WAY
+from feddg.prediction.model_file import ENDINGS, OWN_WAY
 from feddg.runs import execute
 from feddg.runs.reading import read_run
 from feddg.text import percent
@@ -29,7 +29,7 @@ def test_the_command_writes_a_card(run_of, tmp_path):
     run, path = run_of("fedavg"), tmp_path / "model.safetensors"
     ended = CliRunner().invoke(app, ["export", str(run), "--safetensors", str(path)])
     assert ended.exit_code == 0, ended.output
-    text = (tmp_path / "model.md").read_text("utf-8")
+    text = (tmp_path / "model.safetensors.md").read_text("utf-8")
     front = yaml.safe_load(text.split("---")[1])
     assert front["pipeline_tag"] == "image-classification"
     assert front["model-index"][0]["results"][0]["dataset"]["name"] == "sketch"
@@ -71,10 +71,19 @@ def test_every_run_has_a_card_that_nobody_overwrites(tmp_path, cache):
     assert card.read_text() == "edited"
 
 
+def test_a_models_files_of_several_formats_have_a_card_each(run_of, tmp_path):
+    formats = ("safetensors", "torch")
+    files = [tmp_path / f"model{ENDINGS[format]}" for format in formats]
+    cards = [export_run(run_of("fedavg"), *each).card for each in zip(files, formats)]
+    assert {*tmp_path.iterdir()} == {*files, *cards}
+    said = [yaml.safe_load(card.read_text("utf-8").split("---")[1]) for card in cards]
+    assert [front["library_name"] for front in said] == ["feddg", "pytorch"]
+
+
 @pytest.mark.parametrize("format", ["--safetensors", "--hub"])
 def test_an_edited_card_is_kept_when_a_model_is_exported_again(run_of, tmp_path, caplog, format):
     path = tmp_path / ("shared" if format == "--hub" else "model.safetensors")
-    card = path / "README.md" if format == "--hub" else path.with_suffix(".md")
+    card = path / "README.md" if format == "--hub" else tmp_path / "model.safetensors.md"
     command = ["export", str(run_of("fedavg")), format, str(path)]
     for _ in range(2):  # nothing was edited in between
         assert CliRunner().invoke(app, command).exit_code == 0
@@ -129,16 +138,19 @@ def test_a_model_of_features_is_not_offered_as_one_of_images(tmp_path, cache):
     data = {"source": "features", "root": tmp_path / "features.csv"}
     chosen = Experiment(data=data, hold_out={"test": "site2"}, method="ridge")
     folder = run_experiment(chosen, tmp_path / "runs", cache=cache).folder
-    card = (folder / MODEL_CARD).read_text("utf-8")
-    assert "a classifier of features for domains nobody trained on" in card
-    assert "Input: features (batch, 2).\n" in card
-    assert "over 1 round of federated learning" in card
-    for word in ("pixels", "Resize first", "feddg serve", "--onnx", "images/"):
-        assert word not in card
+    shared = save_model(folder, tmp_path / "shared").card
+    for file, named in ((folder / MODEL_CARD, "RUN"), (shared, "FOLDER")):
+        card = file.read_text("utf-8")
+        assert "a classifier of features for domains nobody trained on" in card
+        assert "Input: features (batch, 2).\n" in card
+        assert "over 1 round of federated learning" in card
+        assert f"`feddg predict {named} features.csv --out labels.csv`" in card
+        for word in ("pixels", "Resize first", "feddg serve", "--onnx", "images/", "image-class"):
+            assert word not in card
     with pytest.raises(RunError, match="takes features, no images"):
         export_run(folder, tmp_path / "model.pt2", "torch")
     export_run(folder, tmp_path / "model.safetensors", "safetensors")
-    assert "RGB" not in (tmp_path / "model.md").read_text("utf-8")
+    assert "RGB" not in (tmp_path / "model.safetensors.md").read_text("utf-8")
     served = CliRunner().invoke(app, ["serve", str(folder)])
     assert "takes features, no images: use feddg predict" in str(served.exception)
 

@@ -8,13 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from feddg.evaluation.calibration import (
-    ENOUGH_SITES,
-    Estimate,
-    at_a_new_site,
-    calibrated,
-    calibration,
-)
 from feddg.prediction.estimators import (
     ESTIMATORS,
     Familiar,
@@ -34,6 +27,13 @@ from feddg.prediction.estimators import (
     with_labels,
 )
 from feddg.rng import numpy_stream
+from feddg.runs.calibration import (
+    ENOUGH_SITES,
+    Estimate,
+    at_a_new_site,
+    calibrated,
+    calibration,
+)
 
 SEEDS = some.integers(0, 2**32 - 1)
 

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from feddg.api import compare, run
 from feddg.cli import app
 from feddg.errors import AdaptationError, ExperimentError
-from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
+from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble
 from feddg.prediction.evaluate import (
     decide_run,
     evaluate_run,
@@ -25,6 +25,7 @@ from feddg.prediction.evaluate import (
     write_missing_results,
 )
 from feddg.prediction.model import load_trained
+from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import OWN, read_run
 from run_folders import accuracy_rows
@@ -87,6 +88,32 @@ def test_each_clients_domain_is_measured_under_its_own_statistics(adaptive, cach
         pixels = images.pixels.gather(torch.from_numpy(rows)).float() / 255
         guess = network(pixels).argmax(1).numpy()
     assert score.accuracy == (guess == images.table.labels[rows]).mean()
+
+
+def test_clients_statistics_serve_the_methods_own_predictor(train_once, cache, monkeypatch):
+    folder, served = train_once("fedbn+fedsr", **SHORT), []
+    init = ClientEnsemble.__init__
+
+    def noted(self, model, *arguments):
+        served.append(type(model))
+        init(self, model, *arguments)
+
+    monkeypatch.setattr(ClientEnsemble, "__init__", noted)
+    found = evaluate_run(folder, ["global"], personal=True, cache=cache)
+    assert {score.client for score in found.scores} == {None, 0, 1, 2}
+    assert {*served} == {type(load_trained(folder).predictor())}
+
+
+def test_the_clients_statistics_of_another_round_are_refused(run_of, cache, monkeypatch):
+    def earlier(folder, *rules):
+        rule, weights, round = kept_weights(folder, *rules)
+        return rule, weights, round - 1
+
+    monkeypatch.setattr("feddg.prediction.model.kept_weights", earlier)
+    folder = run_of("fedbn")
+    for options in ({"adaptations": ["ensemble"]}, {"adaptations": ["global"], "personal": True}):
+        with pytest.raises(AdaptationError, match=r"round \d+ was not kept; leave out --which"):
+            evaluate_run(folder, cache=cache, **options)
 
 
 def test_what_is_asked_for_by_name_must_suit(finished, cache):

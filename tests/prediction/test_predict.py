@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from feddg.errors import AdaptationError, DataError, ExperimentError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.metrics import area_under_roc
 from feddg.experiment import load_stored
-from feddg.prediction.classifier import image_files
+from feddg.prediction.classifier import image_files, load_classifier
 from feddg.prediction.evaluate import decide_run
 from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files, prediction_of
@@ -129,6 +128,22 @@ def test_other_work_is_not_continued(finished, images, tmp_path, precision):
     done = predict_files(finished, [images], out, batch_size=8, precision=precision)
     assert done.continued == 0
     assert len(read_csv(out)) == 30 + more
+
+
+def test_another_adaptation_inside_a_file_is_other_work(finished, images, tmp_path, monkeypatch):
+    exported, out = load_classifier(finished), tmp_path / "labels.csv"
+    monkeypatch.setattr("feddg.prediction.predict.load_classifier", lambda *options: exported)
+
+    def stop(what, done, total):
+        raise KeyboardInterrupt
+
+    for first, then, continued in (("iabn", "global", 0), ("global", "global", 8)):
+        exported.description = exported.description.model_copy(update={"adaptation": first})
+        with pytest.raises(KeyboardInterrupt):
+            predict_files("model.onnx", [images], out, batch_size=8, progress=stop)
+        exported.description = exported.description.model_copy(update={"adaptation": then})
+        done = predict_files("model.onnx", [images], out, batch_size=8)
+        assert done.continued == continued
 
 
 def test_bad_files_have_a_row_with_the_reason_and_do_not_fail_the_command(
@@ -275,24 +290,23 @@ def test_control_codes_of_names_reach_neither_table_nor_terminal(finished, image
     assert bad == [f"{row['file']}: {row['reason']}"]
 
 
-def test_links_out_of_a_folder_are_left_out_and_named(finished, images, tmp_path, caplog):
+def test_links_are_followed_as_in_training(images, tmp_path):
     inside = next(images.rglob("*.png"))
-    outside = tmp_path / "elsewhere" / "secret.png"
+    outside = tmp_path / "elsewhere" / "other.png"
     outside.parent.mkdir()
     outside.write_bytes(inside.read_bytes())
     before = list(image_files([images]))
-    (images / "a\x1b.png").symlink_to(outside)
-    (images / "folder").symlink_to(outside.parent, target_is_directory=True)
-    (images / "inside.png").symlink_to(inside)
-    assert sorted(image_files([images])) == sorted([*before, images / "inside.png"])
-    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8)
-    (line,) = [one for one in caplog.messages if "out of the named folders" in one]
-    assert line.startswith("2 links out of the named folders left out, the first: ")
-    assert r"a\x1b.png. Name what" in line
+    links = [images / name for name in ("away.png", "folder", "inside.png", "nowhere.png")]
+    for link, target in zip(links, (outside, outside.parent, inside, tmp_path / "nowhere")):
+        link.symlink_to(target, target_is_directory=target.is_dir())
+    added = [links[0], links[1] / "other.png", links[2]]
+    assert list(image_files([images])) == sorted([*before, *added])
+    (outside.parent / "back").symlink_to(images, target_is_directory=True)  # in a circle
+    assert list(image_files([images])) == sorted([*before, *added])
     linked = tmp_path / "linked"
     linked.symlink_to(images, target_is_directory=True)
-    assert len(list(image_files([linked]))) == len(before) + 1
-    assert list(image_files([images / "a\x1b.png"])) == [images / "a\x1b.png"]
+    assert len(list(image_files([linked]))) == len(before) + 3
+    assert list(image_files([links[0]])) == [links[0]]
 
 
 def test_predict_does_not_advise_settings_of_training(finished, tmp_path):
@@ -319,12 +333,16 @@ def test_a_threshold_cuts_only_the_model_that_it_was_chosen_for(
     assert column(decision="3") == [
         (s >= own.decision.threshold, s) for _, s in column(decision="3")
     ]
-    refused("for another model \\(ema, round 3\\), and this one is swa", decision="3", which="swa")
-    refused("without an adaptation: leave out --adapt global", decision="3", adapt="global")
+    again = f"`feddg evaluate {averaged} --decision {{}} --which "
+    refused(
+        f"for 3 of this model: choose one with {again.format(3)}swa`", decision="3", which="swa"
+    )
+    refused("for the model without --adapt", decision="3", adapt="global")
+    refused(f"for 2 of this model: choose one with {again.format(2)}ema`", decision="2")
+    refused("no class of .* is called 'x'", decision="x", threshold=0.5)
     other = decide_run(averaged, "3", which="swa", cache=cache).decision.threshold
     assert other != own.decision.threshold
-    again = f"`feddg evaluate {averaged} --decision 3 --sensitivity 0.9 --which ema`"
-    refused(re.escape(again), decision="3")
+    refused(f"{again.format(3)}ema`", decision="3")
     found = column(decision="3", which="swa")
     assert [yes for yes, _ in found] == [share >= other for _, share in found]
     for options in ({}, {"which": "final"}, {"adapt": "global"}):
@@ -333,7 +351,9 @@ def test_a_threshold_cuts_only_the_model_that_it_was_chosen_for(
     file = averaged / "details.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({"decision": content["decision"]}))
-    refused("for a model that was not recorded", decision="3")
+    refused("has no threshold for 3 of this model", decision="3")
+    file.unlink()
+    refused("decides about no class: name one, with --decision CLASS", threshold=0.5)
 
 
 def test_a_round_chosen_by_validation_is_the_final_one_where_it_is_the_last(

@@ -1,6 +1,7 @@
 """What a notebook shows: whole, escaped, without scripts, and never an error."""
 
 import base64
+import io
 import json
 import re
 import types
@@ -90,6 +91,18 @@ def test_predictions_are_shown_and_still_there(tmp_path):
     assert next(found) == made[0]
     assert list(found) == made[1:]
     assert "There are no more" in found._repr_html_()
+
+
+def test_a_tile_is_shown_as_the_part_of_its_file_that_it_is(tmp_path):
+    """By hand: the left half is red, the right one blue."""
+    halves = Image.new("RGB", (64, 64), (200, 0, 0))
+    halves.paste((0, 0, 200), (32, 0, 64, 64))
+    halves.save(tmp_path / "a.png")
+    names = [f"{tmp_path / 'a.png'}#x{left}y0w32h32" for left in (0, 32)]
+    page = PredictedImages(Prediction(name, "cat", 0.9) for name in names)._repr_html_()
+    shown = [Image.open(io.BytesIO(base64.b64decode(text))) for _, text in pictures(page)]
+    reds = [picture.getpixel((48, 48))[0] for picture in shown]
+    assert reds[0] > 150 > 50 > reds[1]
 
 
 def test_a_comparison_names_its_failures(tmp_path):

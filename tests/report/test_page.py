@@ -284,7 +284,7 @@ def test_data_set_size_and_day_are_named(folder_maker, read_page):
     (folder / "environment.json").write_text(json.dumps(environment))
     text = "".join(read_page(folder).text)
     assert "64 pixels a side" in text
-    assert "1 March 2026" in text
+    assert "2026-03-01" in text
 
 
 def test_who_holds_what_has_two_maps_and_a_number_for_each_skew(folder_maker, read_page):

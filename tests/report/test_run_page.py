@@ -17,6 +17,7 @@ from feddg.prediction.travel import new_site
 from feddg.records import AdaptationRow, SummaryFile
 from feddg.report.blocks import Code, Prose, Table
 from feddg.report.run_page import (
+    adaptation_table,
     left_out_section,
     metrics_section,
     reference_lines,
@@ -208,6 +209,18 @@ def test_what_is_done_is_not_proposed(tmp_path):
     assert run_steps(read_run(folder)) is None
 
 
+def test_adaptations_are_shown_of_the_model_that_was_measured_last():
+    shared = {"split": "test", "domain": "photo", "adaptation": "none", "examples": 9}
+    table = adaptation_table(
+        [
+            AdaptationRow(round=round_, which=which, accuracy=accuracy, batch_size=8, **shared)
+            for round_, which, accuracy in ((6, "final", 0.5), (3, "best_in_domain", 0.7))
+        ]
+    )
+    assert [row[1].text for row in table.rows] == ["70.0"]
+    assert "round 3" in table.caption
+
+
 def test_of_an_experiment_that_cannot_be_read_no_other_is_proposed(tmp_path):
     maker = Told(tmp_path, tmp_path / "pictures", "nothing")
     folder = maker.write()
@@ -289,6 +302,10 @@ def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):
         FolderMaker(tmp_path / f"{method}-run", method=method, gain=gain).write()
     FolderMaker(tmp_path / "local-other-seed", method="local", seed=1).write()
     FolderMaker(tmp_path / "local-unfinished", method="local", rounds=3, status=None).write()
+    FolderMaker(
+        tmp_path / "local-to-other-sites", method="local", heterogeneity=0.9, gain=0.3
+    ).write()
+    FolderMaker(tmp_path / "local-used-as-a-name", gain=0.4).write()
     run = read_run(folder)
     lines = reference_lines(run)
     assert list(lines) == ["local", "centralised"]

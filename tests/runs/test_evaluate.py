@@ -4,22 +4,25 @@ import json
 import math
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from feddg.api import resume, run
 from feddg.errors import ExperimentError, FeddgError, RunError
-from feddg.evaluation.accuracy import Evaluation
+from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.federation import build_worker
 from feddg.federation.validation import CHANGES
 from feddg.models.trained import fingerprint
 from feddg.prediction.evaluate import evaluate_run
 from feddg.prediction.model import load_model, load_trained
-from feddg.records import EMA, LAST, SWA
+from feddg.records import EMA, LAST, SWA, ClientRow, ClientsTable
 from feddg.runs import folder as folder_module
+from feddg.runs.evaluate import Evaluate
 from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import build_evaluation, in_process, load_images
 from feddg.runs.reading import read_rows, read_run
@@ -236,9 +239,9 @@ def test_what_is_served_is_measured_whenever_the_last_weights_are(tmp_path, cach
         measured[row["weights"]].add(row["round"])
     assert measured == {"last": {0, 1, 2, 3, 4}, "ema": {1, 2, 3, 4}}
     assert load_trained(folder).which == "ema"
-    with pytest.raises(RunError, match=r"no 'swa' model: its evaluate\.averages is never"):
+    with pytest.raises(RunError, match=r"no 'swa' model, which takes evaluate\.averages"):
         load_model(folder, which="swa")
-    with pytest.raises(RunError, match=r"'wise_ft' model: that takes server\.wise_ft"):
+    with pytest.raises(RunError, match=r"'wise_ft' model, which takes server\.wise_ft"):
         load_model(folder, which="wise_ft")
 
 
@@ -305,3 +308,26 @@ def test_adaptations_are_measured_on_the_model_that_is_asked_for(finished, cache
         which = {"last": "final", "swa": "swa"}.get(row["weights"])
         if which and row["round"] == ROUNDS:
             assert ours[which][row["split"], row["domain"]] == row["value"]
+
+
+def test_what_is_expected_without_labels_is_the_same_whatever_the_labels():
+    """Half of the images of twenty patients are right: those of half the patients, or any."""
+    rows = [ClientRow(id=id, domains=[1], classes=[1]) for id in range(3)]
+    clients = ClientsTable(domains=["ink"], classes=["a"], clients=rows)
+    method = SimpleNamespace(left_out=lambda state: dict.fromkeys(range(3), (0.7, 0.7)))
+    settings = SimpleNamespace(clients=SimpleNamespace(partition="client"))
+    federation = SimpleNamespace(
+        method=method, clients=SimpleNamespace(held=clients), settings=settings
+    )
+    evaluate = SimpleNamespace(_federation=federation)
+    found = []
+    right = np.repeat([0.0, 1.0], 40)
+    for values in (right, np.random.default_rng(0).permutation(right)):
+        score = Score(
+            *("test", "sketch", 40, 80, 0.0, np.zeros((0, 0))),
+            confidence=0.7,
+            values=values,
+            groups=np.repeat(np.arange(20), 4),
+        )
+        found += Evaluate._expected(evaluate, SimpleNamespace(round=1), [score])
+    assert found[0] == found[1]

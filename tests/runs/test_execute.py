@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from feddg.federation.server import Server
 from feddg.methods.pardon import Pardon
 from feddg.runs import folder as folder_module
 from feddg.runs.diagnostics import DIVERGED
+from feddg.runs.evaluate import Evaluate
 from feddg.runs.folder import RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_rows, read_run
@@ -191,6 +193,7 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, train, undisturbed, tmp_pa
     assert done.status == "completed"
     assert final_state(done.folder) == final_state(whole.folder)
     assert done.setup.groups == whole.setup.groups
+    assert done.summary.seconds["setup"] == done.setup.seconds > 0
     for name in ("metrics.jsonl", "rounds.jsonl"):
         clean = [_timeless(row) for row in read_rows(whole.folder / name)]
         assert [_timeless(row) for row in read_rows(done.folder / name)] == clean
@@ -258,7 +261,7 @@ def test_a_resumed_run_is_measured_where_budgets_are_reached(tmp_path, cache):
 
 
 def _timeless(row):
-    return {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
+    return {k: v for k, v in row.items() if k != "seconds"}
 
 
 @pytest.mark.slow
@@ -335,6 +338,37 @@ def test_before_the_first_checkpoint_no_resume_is_recommended(tmp_path, cache, m
         run(experiment(), tmp_path, cache=cache)
     monkeypatch.undo()
     run(experiment(), tmp_path, cache=cache, report=False)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path, cache, monkeypatch):
+    def stopped(*_):
+        warn("of-images", "an image that is gone by the next attempt")
+        raise KeyboardInterrupt
+
+    chosen = experiment(method="pardon")
+    monkeypatch.setattr("feddg.runs.execute.draw_figures", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path, cache=cache)
+    monkeypatch.undo()
+    folder = tmp_path / chosen.label
+    assert "of-images" in [one.code for one in read_run(folder).summary.diagnostics]
+    done = run(chosen, tmp_path, cache=cache, report=False)
+    assert (folder / "figures/styles.png").is_file()
+    assert "of-images" not in [one.code for one in done.summary.diagnostics]
+
+
+def test_the_evaluation_of_the_start_is_not_time_of_the_exchange(tmp_path, cache, monkeypatch):
+    clock, rows = [0.0], Evaluate.rows
+
+    def slow(evaluate, state):
+        clock[0] += 100
+        return rows(evaluate, state)
+
+    monkeypatch.setattr(Evaluate, "rows", slow)
+    ticking = SimpleNamespace(perf_counter=lambda: clock[0])
+    monkeypatch.setattr("feddg.methods.base.time", ticking)
+    train = {**SMALL["train"], "rounds": 1}
+    assert run(experiment(train=train), tmp_path, cache=cache, report=False).setup.seconds == 0
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")

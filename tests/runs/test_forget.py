@@ -9,6 +9,8 @@ import feddg
 from feddg.diagnostics import silent
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import load_stored
+from feddg.federation.inprocess import InProcess
+from feddg.messages import Refusal
 from feddg.methods.ridge import Ridge
 from feddg.prediction.evaluate import decide, evaluate_run
 from feddg.runs.execute import OOD_SCORE, EnergyThresholds, forget, is_complete
@@ -78,6 +80,20 @@ def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
     assert [file.name for file in run.folder.rglob("state-*.safetensors")] == [
         "state-2.safetensors"
     ]
+
+
+def test_a_site_that_is_away_is_not_said_to_be_as_it_was_beside_the_one_that_left(
+    tmp_path, monkeypatch
+):
+    run, ask = ran(tmp_path), InProcess.ask
+    assert set(run.rounds[-1].left_out) == {0, 1, 2, 3}
+
+    def without_2(transport, clients, *question):
+        for id, reply in ask(transport, clients, *question):
+            yield id, Refusal(id, "is away") if id == 2 else reply
+
+    monkeypatch.setattr(InProcess, "ask", without_2)
+    assert set(forget(run.folder, 1).rounds[-1].left_out) == {0, 3}
 
 
 def test_averages_over_rounds_forget_it_too(tmp_path):

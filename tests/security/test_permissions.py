@@ -13,8 +13,8 @@ import torch
 
 from damage import Original, draw_images
 from feddg.api import run
+from feddg.data.decoded import open_pixels
 from feddg.data.images import from_folder
-from feddg.data.pixels import open_pixels
 from feddg.deploy.site import SiteMemory
 from feddg.errors import DataError, FeddgError, RunError
 from feddg.experiment import Experiment, load_experiment

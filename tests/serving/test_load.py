@@ -70,13 +70,13 @@ def weather(server: ServerProcess, rounds: int, count: int, kinds: int, large: i
 
 def test_a_storm_of_requests_is_weathered(finished):
     with served_by_a_process(finished, "--request-megabytes", "4") as server:
-        weather(server, rounds=3, count=40, kinds=18, large=64)
+        weather(server, rounds=3, count=40, kinds=14, large=64)
 
 
 @pytest.mark.slow
 def test_a_storm_of_two_hundred_with_a_body_of_500_megabytes(finished):
     with served_by_a_process(finished) as server:
-        weather(server, rounds=5, count=200, kinds=18, large=500)
+        weather(server, rounds=5, count=200, kinds=14, large=500)
 
 
 def test_a_line_that_is_full_sends_away_and_serves_on(finished):

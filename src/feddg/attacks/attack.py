@@ -31,7 +31,7 @@ from feddg.attacks.senders import (
     entries_of,
 )
 from feddg.data.decoding import UnusableImageError, decode_image
-from feddg.data.images import IMAGE_SUFFIXES, endings
+from feddg.data.images import endings, images_below
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, need
 from feddg.readers import with_page
@@ -204,7 +204,7 @@ def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> 
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: no such folder; give a folder of images")
-        found = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in IMAGE_SUFFIXES]
+        found = list(images_below(folder))
         if not found:
             raise DataError(f"{folder}: no readable image ({endings()})")
         files += found

@@ -1,10 +1,10 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``run`` (demo, run, resume, forget), ``compare``, ``data`` and
-``lists`` (methods, adaptations). Commands that read run folders come with their packages
-(:mod:`feddg.readers`), those of other packages from the entry-point group ``feddg.commands``: a
-function, whose parameters become arguments and options, or a Typer app. What they share is in
-:mod:`feddg.options`; ``output`` shows plans. Heavy imports wait until a command needs them.
+``lists`` (methods). Commands that read run folders come with their packages (:mod:`feddg.readers`),
+those of other packages from the entry-point group ``feddg.commands``: a function, whose parameters
+become arguments and options, or a Typer app. What they share is in :mod:`feddg.options`; ``output``
+shows plans. Heavy imports wait until a command needs them.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Commands that list what experiments can name: ``methods`` and ``adaptations``."""
+"""The command that lists the methods that experiments can name."""
 
 import typer
 
@@ -32,18 +32,4 @@ def methods(as_json: JsonOption = False) -> None:
     for method in base.methods().values():
         aliases = ", ".join(method.aliases)
         table.add_row(f"[bold]{method.name}[/]", aliases, method.title, method.summary)
-    Console().print(table)
-
-
-@app.command(rich_help_panel="Look around")
-def adaptations() -> None:
-    """List the adaptations: what each needs, changes and costs."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from feddg.evaluation.adaptation import ADAPTATIONS
-
-    table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for kind in ADAPTATIONS.values():
-        table.add_row(f"[bold]{kind.name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)

@@ -60,8 +60,7 @@ class MemoryOrder(torch.optim.Optimizer):
     """An optimizer that treats each number alone.
 
     Raises:
-        ClientError: on a step that its kernel cannot do: a gradient is sparse, or of another type
-            or device than its parameter, or its memory has holes (:func:`_lay_out`).
+        ClientError: on a step that its kernel cannot do: memory has holes (:func:`_lay_out`).
     """
 
     moments: tuple[str, ...]
@@ -89,8 +88,6 @@ class MemoryOrder(torch.optim.Optimizer):
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
-            for parameter, gradient in zip(parameters, gradients):
-                _require_alike(parameter, gradient)
             self._move(group, parameters, gradients)
         return loss
 
@@ -99,13 +96,16 @@ class MemoryOrder(torch.optim.Optimizer):
 
     def _moments(self, parameters: list[Tensor], kinds: Sequence[str]) -> list[list[Tensor]]:
         """Returns the moments of parameters by kind; those that are not there yet are zero."""
+        fresh: dict[torch.dtype, list[Tensor]] = {}
         for parameter in parameters:
             state = self.state[parameter]
             for kind in kinds:
-                if kind == "step" and kind not in state:
-                    state[kind] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                elif kind not in state:
-                    state[kind] = torch.zeros_like(parameter)
+                if kind not in state:
+                    of = torch.empty((), device=parameter.device) if kind == "step" else parameter
+                    state[kind] = torch.empty_like(of)
+                    fresh.setdefault(state[kind].dtype, []).append(state[kind])
+        for alike in fresh.values():  # on a device a launch for all, not for each
+            torch._foreach_zero_(alike)
         return [[self.state[parameter][kind] for parameter in parameters] for kind in kinds]
 
     def fix(self, lasting: Callable[[str, Tensor], Tensor]) -> list[Tensor]:
@@ -197,10 +197,12 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
         *state: lists of moments of the same shapes, updated in place.
 
     Raises:
-        ClientError: a kernel on raw memory cannot be used: a parameter's memory has holes or
-            overlaps, or a moment lies in another order than its parameter.
+        ClientError: a kernel on raw memory cannot be used: a gradient is sparse, a parameter's
+            memory has holes or overlaps, or a moment lies in another order than its parameter.
     """
     for place, tensors in enumerate(zip(parameters, gradients, *state)):
+        if tensors[1].layout != torch.strided:
+            raise _refusal(tensors[0], "has a sparse gradient", "make it dense")
         parameter, strides = tensors[0], tensors[0].stride()
         views = [*tensors]
         if not parameter.is_contiguous():
@@ -221,16 +223,6 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
         views[1] = views[1].contiguous()
         for into, view in zip((parameters, gradients, *state), views):
             into[place] = view
-
-
-def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
-    own, its = ((t.layout, t.dtype, t.device) for t in (parameter, gradient))
-    if own != its:
-        raise _refusal(
-            parameter,
-            "has a gradient that is {}, {}, on {}, and is itself {}, {}, on {}".format(*its, *own),
-            "make the gradient dense and of the parameter's type and device",
-        )
 
 
 def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:

@@ -164,18 +164,6 @@ def share_of_client(at_once: int) -> int:
     return max(1, torch.get_num_threads() // at_once)
 
 
-def threads_per_job(jobs: int) -> int:
-    """Returns the threads for each of ``jobs`` processes; at most ``OMP_NUM_THREADS``."""
-    share = max(1, available_cores() // max(1, jobs))
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    return min(share, int(limit)) if limit.isdigit() and int(limit) else share
-
-
-def environment_of_job(count: int) -> dict[str, str]:
-    """Returns this process's environment variables, for a job with ``count`` threads."""
-    return os.environ | {"OMP_NUM_THREADS": str(count)}
-
-
 def available_cores() -> int:
     """Returns the number of cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)

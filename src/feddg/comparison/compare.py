@@ -21,7 +21,7 @@ from feddg.comparison.results_file import (
 from feddg.diagnostics import Diagnostic, silent, warning
 from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
-from feddg.models.backbones import build_network, require_weights
+from feddg.models.backbones import build_network
 from feddg.runs.beforehand import forecast
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
@@ -29,7 +29,7 @@ from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
 from feddg.runs.table import FINAL, rules_asked
-from feddg.settings import ModelSettings, grouped
+from feddg.settings import EvaluateSettings, HoldOut, ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
 
@@ -263,11 +263,11 @@ def _why_none(cells: Sequence[Cell], cache: Path | None) -> FeddgError | None:
 
 def _have_weights(model: ModelSettings) -> bool:
     """Whether pretrained weights are there and fit, so that something else of a run is missing."""
-    with suppress(WeightsError):
-        require_weights(model.backbone, model.weights)
+    try:
         build_network(model.backbone, 2, weights=model.weights)
-        return True
-    return False
+    except WeightsError:
+        return False
+    return True
 
 
 def carry_out_comparison(
@@ -332,7 +332,8 @@ def carry_out_comparison(
 
 def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     """Fills the shared pixel cache, so that several processes do not each decode the images."""
+    no_names = {"hold_out": HoldOut(), "evaluate": EvaluateSettings()}  # which may be wrong in one
     for experiment in {repr(experiment.data): experiment for experiment in experiments}.values():
         if experiment.data.root is not None:  # what is drawn has no cache to share
             with suppress(FeddgError):  # each run that needs the images says what is wrong
-                load_table(experiment, cache, silent)
+                load_table(experiment.model_copy(update=no_names), cache, silent)

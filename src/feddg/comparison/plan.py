@@ -719,7 +719,10 @@ def _rounds_for(images: int, experiment: Experiment, known: dict[str, Sequence[i
     if sizes is None:
         taking_part = min(clients.number, clients.per_round or clients.number)
         return math.ceil(images / (taking_part * (train.local_steps or 1) * train.batch_size))
-    seen, rounds = [_images_of_a_round(size, train) for size in sizes], 0
+    method, rounds = build_method(experiment.method.name, experiment.method.settings), 0
+    holders = sum(size > 0 for size in sizes)
+    passes = [method.images_of_pass(size, holders) for size in sizes]
+    seen = [_images_of_a_round(size, train) for size in passes]
     while images > 0:
         rounds += 1
         drawn = drawn_clients(range(len(seen)), clients.per_round, experiment.seed, rounds)
@@ -728,7 +731,7 @@ def _rounds_for(images: int, experiment: Experiment, known: dict[str, Sequence[i
 
 
 def _images_of_a_round(size: int, train: TrainSettings) -> int:
-    """Returns how many images a client that holds ``size`` uses in a round."""
+    """Returns how many images a client uses in a round whose passes have ``size`` each."""
     batches, last = batches_of_pass(train, size)
     passes, more = divmod(steps_of_round(train, size), batches)
     return (passes * (batches - 1) + more) * train.batch_size + passes * last

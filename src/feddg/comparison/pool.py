@@ -27,7 +27,6 @@ from feddg.clients.threads import (
     SHARE_OF_MEMORY,
     available_cores,
     share_of_process,
-    threads_per_job,
     training_memory,
 )
 from feddg.comparison.plan import Cell
@@ -41,7 +40,7 @@ from feddg.records import RoundRow
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.processes import Child, child, death, end, with_parent
+from feddg.runs.processes import Child, child, death, end, threads_per_job, with_parent
 from feddg.settings import Settings
 
 LOG_FOLDER = "logs"
@@ -173,7 +172,6 @@ class Launcher(ABC):
 
     Attributes:
         name: the name that selects it.
-        summary: one line for listings.
         Settings: the class of its options.
         settings: its options.
 
@@ -182,7 +180,6 @@ class Launcher(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     Settings: ClassVar[type[Settings]] = Settings
 
     def __init__(
@@ -285,7 +282,6 @@ class LocalLauncher(Launcher):
     """
 
     name = "local"
-    summary = "processes on this machine"
     Settings = LocalSettings
 
     def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:
@@ -462,7 +458,6 @@ class SlurmLauncher(Launcher):
     """
 
     name = "slurm"
-    summary = "jobs of a Slurm cluster"
     Settings = SlurmSettings
 
     def run(self, cells: Sequence[Cell]) -> Generator[Outcome]:

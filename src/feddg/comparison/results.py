@@ -1,6 +1,5 @@
 """Results of many runs as one table, read from run folders or from a results file."""
 
-import math
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,14 +18,15 @@ from feddg.comparison.results_file import (
     Place,
     ResultRow,
     as_json,
+    made_with,
     read_results,
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warn, warning
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit, note, warning
 from feddg.errors import RunError, first_names, nearest
 from feddg.messages import plain_text
-from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
+from feddg.records import CONSTANT, RISING, TEST, VAL, JsonFile, NumberRow
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     MAJORITY,
@@ -41,7 +41,7 @@ from feddg.runs.diagnostics import (
 from feddg.runs.reading import EXPERIMENT, Run, flatten, is_run, read_run
 from feddg.runs.summary import numbers_by_rule
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
-from feddg.settings import grouped
+from feddg.settings import SHORTHANDS, grouped
 from feddg.storage import is_file, read_fields_of
 from feddg.text import counted, short
 
@@ -167,21 +167,8 @@ class Results:
                     )
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
-        content = ComparisonFile.of(plan, cells)
-        filled = [cell for cell in content.cells if cell.place in by_place]
-        placed = [by_place[cell.place] for cell in filled]
-        other = [r for r, cell in zip(placed, filled) if r.experiment not in ("", cell.experiment)]
-        # Tuned values are not in the plan; a --root or --weights beside it makes all others.
-        if 0 < len(other) < len(placed) and plan.tune is None:
-            one = other[0]
-            warn(
-                "other-experiments",
-                f"{name}: {len(other)} of {len(placed)} results are of other experiments than the "
-                f"plan has in their place (first {one.method}, {one.heading}, seed "
-                f"{one.seed}).",
-                "Take the plan that they were made with, or run them anew.",
-            )
-        return content.results(placed)
+        placed = [by_place[cell.place] for cell in cells if cell.place in by_place]
+        return ComparisonFile.of(plan, cells).results(placed)
 
     @cached_property
     def default_rule(self) -> SelectionRule:
@@ -251,24 +238,31 @@ class Results:
         """Returns all numbers as a tidy table, one number per row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
-        axis, ``seed``, ``budget`` (images; empty without budgets); those of :class:`NumberRow`; and
-        the provenance: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
+        axis (``model.weights``, as its short name is another column's), ``seed``, ``budget``
+        (images; empty without budgets); those of :class:`NumberRow`; and the provenance:
+        ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
         """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
-        axes = dict.fromkeys(axis for row in self.rows for axis in row.conditions)
-        before = ["method", "column", "held_out", *axes, "seed", BUDGET]
+        before, after = ["method", "column", "held_out"], ["seed", BUDGET]
         behind = ["experiment", *MADE_WITH, "folder"]
+        taken = {*before, *after, *NUMBER_COLUMNS, *behind}  # one is a field's short name, too
+        named = {
+            axis: SHORTHANDS.get(axis, f"method.{axis}") if axis in taken else axis
+            for row in self.rows
+            for axis in row.conditions
+        }
+        axes = dict.fromkeys(named.values(), "")
         numbers = [
-            dict.fromkeys(axes, "")
+            axes
             | vars(row)
-            | row.conditions
+            | {named[axis]: value for axis, value in row.conditions.items()}
             | {"column": self.column(row), HASHES: as_json(row.hashes)}
             | vars(number)
             for row in self.rows
             for number in (numbers_by_rule(row.run, domains=True) if row.run else row.numbers)
         ]
-        frame = DataFrame(numbers, columns=[*before, *NUMBER_COLUMNS, *behind])
+        frame = DataFrame(numbers, columns=[*before, *axes, *after, *NUMBER_COLUMNS, *behind])
         counts = dict.fromkeys((BUDGET, "round", "images"), "Int64")
         return frame.astype(counts | dict.fromkeys(("bytes", "seconds", "value"), float))
 
@@ -446,13 +440,13 @@ def read_comparison(folder: Path) -> Results:
     tuning, plan = TuningFile.read(folder / TUNING), folder / "plan.yaml"
     if tuning and is_file(plan) and not read_fields_of(plan, "plan file", RunError).get("tune"):
         tuning = None  # it is left of an earlier comparison in this folder
-    rows = []
+    made, rows = {name: made_with(runs[name]) for name in complete}, []
     for cell in content.cells:
         run = runs[cell.folder] if cell.folder in complete else None
         if run is not None and cell.budget is not None:
             run = run.at(cell.budget)
         if run is not None or (cell.numbers and cell.folder not in complete):
-            rows.append(cell.model_copy(update={"run": run}))
+            rows.append(cell.model_copy(update={"run": run, **made.get(cell.folder, {})}))
     return content.results(
         rows,
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
@@ -516,6 +510,7 @@ def results_of(folders: Sequence[Path]) -> Results:
             seed=int(run.settings.get("seed") or 0),
             folder=run.folder.name,
             run=run,
+            **made_with(run),
         )
         for run, label, condition, heading in zip(complete, labels, conditions, held_out)
     ]
@@ -536,16 +531,13 @@ def _about_tasks(
 
     A method of one round trains in its own way.
     """
-    tasks = [
-        {
-            name: value
-            for name, value in fields.items()
-            if name.startswith(_OF_A_TASK)
-            and not (run.has_one_round and ("train." in name or name == "clients.per_round"))
-        }
+    values = grouped(
+        (name, value)
         for run, fields in zip(runs, settings)
-    ]
-    values = grouped((name, value) for task in tasks for name, value in task.items())
+        for name, value in fields.items()
+        if name.startswith(_OF_A_TASK)
+        and not (run.has_one_round and ("train." in name or name == "clients.per_round"))
+    )
     unlike = [name for name, own in values.items() if len({*own}) > 1 and name not in {*axes}]
     if unlike:
         text = (
@@ -575,16 +567,14 @@ def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
         {name: fields.pop(name) for name in [*fields] if name.startswith(_OF_IMAGES)}
         for fields in settings
     ]
-    if not differing(read):
+    unlike = differing(read)
+    if not unlike:
         return [{} for _ in settings]
-    texts = [", ".join(fields.values()) for fields in read]
-    if len({*texts}) < len({tuple(sorted(of.items())) for of in read}):  # options of other names
-        texts = [", ".join(f"{name} {value}" for name, value in of.items()) for of in read]
-    said = ((of.get("data.root", "none"), of["data.source"]) for of in read)
-    roots = (source if root == "none" else root for root, source in said)
-    short = dict(zip(texts, (Path(root).name for root in roots)))
-    unique = len({*short.values()}) == len(short)
-    return [{DATA: short[text] if unique else text} for text in texts]
+    whole = [", ".join(f"{name} {of[name]}" for name in unlike if name in of) for of in read]
+    roots = [(of.get("data.root", "none"), of["data.source"]) for of in read]
+    brief = [source if root == "none" else Path(root).name for root, source in roots]
+    names = brief if len({*brief}) == len({*whole}) else whole
+    return [{DATA: name} for name in names]
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
@@ -617,7 +607,7 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
     The last is `` in 2 of 6 runs``, `` in both runs`` or `` in all 6 runs``; empty for one run.
     """
     rows = results.of(method)
-    runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
+    runs = {row.of_run: row for row in rows}.values()
     counts = Counter(pair for row in runs for pair in _found_in(row, results.default_rule))
     entries = []
     for (code, severity), count in counts.most_common():
@@ -709,12 +699,48 @@ def about_lead(results: Results) -> Iterator[Diagnostic]:
     best = results.leader
     if best is None or best.margin is None:
         return
-    steps = [
-        step
+    ours, theirs = (
+        {(results.column(row), row.seed): row for row in results.of(method) if row.run}
         for method in (best.method, best.margin.other)
-        for run in results.runs(method)
-        if (step := fluctuation(run.table.where(weights=LAST))) is not None
-    ]
-    # Of the mean over a method's runs, and two methods: the runs go up and down by themselves.
-    moved = fmean(steps) * 2 / math.sqrt(len(steps)) if steps else None
-    yield from about_fluctuation(moved, best.margin.mean)
+    )
+    weights = results.default_rule.weights
+    curves = [_lead(ours[key], theirs[key], weights) for key in ours if key in theirs]
+    shared = sorted(set.intersection(*map(set, curves))) if curves else ()
+    # One curve, of the mean: what goes up and down in both methods is no change of their order.
+    curve = {mark: fmean(one[mark] for one in curves) for mark in shared}
+    yield from about_fluctuation(fluctuation(curve), best.margin.mean)
+
+
+def _lead(ours: ResultRow, theirs: ResultRow, weights: str) -> dict[int, float]:
+    """Returns by how much one run is above another where both were evaluated.
+
+    A method of one round has its accuracy from then on.
+    """
+    a, b = (
+        {mark: value for mark, (_, value) in evaluations(row, weights).items()}
+        for row in (ours, theirs)
+    )
+    for row, own, other in ((ours, a, b), (theirs, b, a)):
+        if own and row.run is not None and row.run.has_one_round:
+            own |= dict.fromkeys(other, own[max(own)])
+    return {mark: a[mark] - b[mark] for mark in a if mark in b}
+
+
+def evaluations(row: ResultRow, weights: str) -> dict[int, tuple[NumberRow, float]]:
+    """Returns a row of each round evaluated on all test domains, for its costs, and the accuracy.
+
+    By round; of a run with budgets by budget, which runs on other images reach in other rounds.
+    """
+    assert row.run is not None
+    table = row.run.table.where(weights=weights)
+    curve = table.curve(TEST)
+    rounds = dict(zip(curve, curve))
+    budgets = (row.run.settings.get("evaluate") or {}).get("budgets")
+    if row.budget and budgets:
+        ends = {budget: row.run.at(budget) for budget in budgets}
+        rounds = {0: 0} | {budget: end.rounds_done for budget, end in ends.items() if end}
+    return {
+        mark: (table.where(round=round_).rows[0], curve[round_])
+        for mark, round_ in rounds.items()
+        if round_ in curve
+    }

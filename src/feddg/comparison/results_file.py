@@ -61,17 +61,20 @@ PRECISIONS = ("float32", "bfloat16")
 # that has changed since, or by another machine's, where the same files lie elsewhere.
 
 
-def hashes_of(run: Run) -> dict[str, str]:
-    """Returns a finished run's recorded hashes: of its images, and of files by field.
-
-    Raises:
-        RunError: a file of the run is damaged.
-    """
-    images = ImagesFile.read(run.folder / IMAGES)
-    hashes = {} if images is None else {_IMAGES: images.fingerprint()} | images.files
-    weights = run.environment.get("weights")
+def made_with(run: Run) -> dict[str, Any]:
+    """Returns what a finished run was made with, as the fields of its rows: :data:`MADE_WITH`."""
+    environment, images = run.environment, run.folder / IMAGES
+    parts = [environment.get(name) for name in ("processor", "device", "precision")]
+    threads = f"{environment.get('threads')} threads" if environment.get("threads") else None
+    weights = environment.get("weights")
     digest = weights.get("sha256") if isinstance(weights, dict) else None
-    return hashes | ({_WEIGHTS: str(digest)} if digest else {})
+    hashes = _recorded(read_text(images)) if is_file(images) else {}
+    hashes = hashes | ({_WEIGHTS: str(digest)} if digest else {})
+    return {
+        "machine": plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
+        "version": plain_text(environment.get("feddg", "")),
+        HASHES: {plain_text(name): plain_text(value) for name, value in hashes.items()},
+    }
 
 
 def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
@@ -93,12 +96,16 @@ def _digest(weights: str, seen: Stamp) -> str:
 
 
 @lru_cache(maxsize=8)
-def _fingerprint(images: str) -> str:
-    """Returns the hash of what ``images.json`` holds, read once for all runs on the same images."""
+def _recorded(images: str) -> dict[str, str]:
+    """Returns the hashes that ``images.json`` holds, read once for all runs on the same images.
+
+    Of its images, and of files by field; none if it is damaged.
+    """
     try:
-        return ImagesFile.model_validate_json(images).fingerprint()
+        file = ImagesFile.model_validate_json(images)
     except ValidationError:
-        return ""
+        return {}
+    return {_IMAGES: file.fingerprint()} | file.files
 
 
 Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
@@ -167,6 +174,13 @@ class ResultRow(BaseModel):
         return self.experiment, self.place
 
     @property
+    def of_run(self) -> object:
+        """What all rows of one run share: one without an axis's setting stands in every column."""
+        own = (self.experiment, self.method, self.held_out, self.seed, self.budget)
+        folder = self.run.folder if self.run else self.folder
+        return folder or (own if self.experiment else self.key)
+
+    @property
     def domain(self) -> str:
         """The held-out test domains, behind the data set's name in a plan over several."""
         return self.axes[HELD_OUT].partition(VALIDATED_ON)[0]
@@ -183,13 +197,10 @@ class ResultRow(BaseModel):
             return [plain_text(name) for name in self.run.held_out(TEST)]
         return self.held_out.partition(VALIDATED_ON)[0].split("+")
 
-    @cached_property
+    @property
     def images_hash(self) -> str:
         """A hash of its images; empty if none is recorded."""
-        if self.run is None or _IMAGES in self.hashes:
-            return self.hashes.get(_IMAGES, "")
-        file = self.run.folder / IMAGES
-        return _fingerprint(read_text(file)) if is_file(file) else ""
+        return self.hashes.get(_IMAGES, "")
 
     @property
     def precision(self) -> str:
@@ -326,24 +337,20 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
     """Returns the rows of a finished run for a results file, numbers rounded as written.
 
     One row per budget of the cell; a method of one round has none for budgets below its images.
+
+    Raises:
+        RunError: the run does not say which images it was made with, as its file is damaged.
     """
-    environment = run.environment
-    parts = [environment.get(name) for name in ("processor", "device", "precision")]
-    threads = f"{environment.get('threads')} threads" if environment.get("threads") else None
-    made_with = {
-        "machine": plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
-        "version": plain_text(environment.get("feddg", "")),
-        "hashes": {plain_text(name): plain_text(v) for name, v in hashes_of(run).items()},
-    }
+    made, images = made_with(run), run.folder / IMAGES
+    if is_file(images) and _IMAGES not in made[HASHES]:
+        raise RunError(f"{images} is damaged, so the images of the run are not known; run it anew")
     ended = {
         budget: run if budget is None else run.at(budget) for budget in cell.budgets or (None,)
     }
     evaluate = cell.experiment.evaluate
     chosen_by = (evaluate.select_by, evaluate.select_over)
     return [
-        ResultRow.of(
-            cell, budget=budget, numbers=_kept(numbers_by_rule(part), *chosen_by), **made_with
-        )
+        ResultRow.of(cell, budget=budget, numbers=_kept(numbers_by_rule(part), *chosen_by), **made)
         for budget, part in ended.items()
         if part is not None
     ]

@@ -16,8 +16,8 @@ from statistics import fmean
 
 import numpy as np
 
-from feddg.evaluation.intervals import holm
 from feddg.evaluation.metrics import student
+from feddg.runs.intervals import holm
 from feddg.settings import grouped
 
 CONFIDENCE = 0.95

@@ -69,7 +69,7 @@ class TuningFile(JsonFile):
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Returns warnings about the choices: models that learned nothing, end values, ties."""
+        """Returns warnings about choices: among models that learned nothing, at a grid's end."""
         notes = []
         for row in (row for row in self.tried if row.picked):
             group = (row.method, row.held_out)
@@ -86,10 +86,6 @@ class TuningFile(JsonFile):
                 notes.append(warning("tuned-on-nothing-learned", text, advice))
             for text, advice in _edges(row, rows):
                 notes.append(warning("edge-of-the-grid", f"{where}: {text}", advice))
-            equal = sum(other.score == row.score for other in rows)
-            if equal > 1:
-                text = f"{where}: {equal} combinations do equally well; the first is used."
-                notes.append(warning("tuning-tie", text))
         return notes
 
 

@@ -5,6 +5,7 @@ number means another class at each of them. So labels are compared by name where
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -96,13 +97,18 @@ def joined(
         classes: how many there are; None if that is not known.
 
     Raises:
-        ExperimentError: some have no names, and those of the others differ; or names differ in
-            spelling only.
+        ExperimentError: some have no names, and those of the others differ; names differ in
+            spelling only; or two classes have one.
     """
     named = [(where, table) for where, table in tables if table is not None]
     without = [where for where, table in tables if table is None]
     spelt: dict[str, tuple[str, str, Numbered]] = {}
     for where, table in named:
+        if twice := [name for name, count in Counter(table.values()).items() if count > 1]:
+            raise ExperimentError(
+                f"{where} calls two classes {twice[0]!r}, which are told apart by their names: "
+                f"{REMEDY}"
+            )
         for name in table.values():
             other, there, theirs = spelt.setdefault(plain_name(name), (name, where, table))
             if name not in theirs.values() and other not in table.values():

@@ -1,8 +1,6 @@
 """Decodes an image file of any kind to a square RGB array."""
 
 import errno
-import hashlib
-import json
 import logging
 import re
 import warnings
@@ -735,11 +733,3 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
         return OversizedImageError(f"more than {MOST_PIXELS:,} pixels", CUT)
     text = " ".join(str(error).split()) or type(error).__name__
     return UnusableImageError(f"cannot be decoded: {text}")
-
-
-def hash_of(value: object, content: np.ndarray | None = None) -> str:
-    """Returns a hash of 32 characters of a JSON value and an array's bytes."""
-    digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=16)
-    if content is not None:
-        digest.update(np.ascontiguousarray(content).data)
-    return digest.hexdigest()

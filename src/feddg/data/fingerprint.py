@@ -69,6 +69,11 @@ class ImagesFile(JsonFile):
     depths: dict[str, int] = Field(default_factory=dict)
     files: dict[str, str] = Field(default_factory=dict)
 
+    @property
+    def bit_depths(self) -> tuple[int, ...]:
+        """The bit depths that domains use, ascending; none if all have 8 bits."""
+        return tuple(sorted({*self.depths.values()}))
+
     def to_text(self) -> str:
         """Returns the content of the file as compact JSON."""
         return self.model_dump_json() + "\n"

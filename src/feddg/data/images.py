@@ -436,6 +436,28 @@ def image_names(folder: Path) -> list[str]:
     return names
 
 
+def images_below(folder: Path, seen: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Yields the images below a folder, in the order of their paths; hidden ones do not count.
+
+    Links are followed, but not to a folder that they lie in.
+
+    Args:
+        folder: the folder.
+        seen: the real paths of the folders above it.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+    above = seen | {os.path.realpath(folder)}
+    for entry in entries(folder, DataError):
+        path = folder / entry.name
+        if _is_kind(entry.is_dir):
+            if not entry.name.startswith(".") and os.path.realpath(path) not in above:
+                yield from images_below(path, above)
+        elif is_image(entry.name) and _is_kind(entry.is_file):
+            yield path
+
+
 def _is_kind(test: Callable[[], bool]) -> bool:
     """Returns the answer of ``test``; False for a link that leads nowhere or in a circle."""
     try:
@@ -483,7 +505,7 @@ def listed_images(
 ) -> ImageTable:
     """Returns the table of images listed by the names of their class and domain.
 
-    A name that is written in two forms of Unicode is one class or domain.
+    A name that is written in two forms of Unicode is one class, domain, client or group.
 
     Args:
         root: the folder that paths are relative to; None for rows without files.
@@ -505,7 +527,9 @@ def listed_images(
         DataError: none of the first listed images exists.
     """
     paths = tuple(paths)
-    if root and listed_in and paths and not any(stamp(root / path) for path in paths[:20]):
+    # A row may be a tile of a file: a.tif#x0y0w256h256.
+    first = {name for path in paths[:20] for name in (path, path.rpartition("#x")[0] or path)}
+    if root and listed_in and paths and not any(stamp(root / name) for name in first):
         raise DataError(
             f"{listed_in} lists images that are not there, the first as {root / paths[0]}. Put the "
             "images there, or name the folder that holds them."
@@ -521,9 +545,11 @@ def listed_images(
         domain_names=domain_names,
         root=root,
         split=None if split is None else np.array(split),
-        clients=None if clients is None else np.array(clients),
-        groups=None if groups is None else np.array(groups),
-        subgroups={name: np.array(column) for name, column in (subgroups or {}).items()},
+        clients=None if clients is None else np.array([*map(composed, clients)]),
+        groups=None if groups is None else np.array([*map(composed, groups)]),
+        subgroups={
+            name: np.array([*map(composed, column)]) for name, column in (subgroups or {}).items()
+        },
         listed_in=listed_in,
         listed_rows=None if listed_rows is None else np.array(listed_rows, dtype=np.int64),
         images=images,

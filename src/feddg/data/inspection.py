@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from feddg.data.decoded import open_pixels
 from feddg.data.decoding import (
     AS_IT_IS,
     MOST_PIXELS,
@@ -36,8 +37,9 @@ from feddg.data.images import (
     composed,
     is_dicom,
     plain_name,
+    spelt_alike,
 )
-from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.pixels import PixelStore
 from feddg.data.splits import ROLES, Splits
 from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning
 from feddg.errors import MissingPackage, first_names
@@ -226,18 +228,22 @@ def about_splits(
             )
 
 
-def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
+def about_clients(sizes: Sequence[int], sites: Sequence[str] = ()) -> Iterator[Diagnostic]:
     """Finds a client that dominates the shared model by its number of images.
 
     Args:
         sizes: the training images of each client.
+        sites: the names of the clients, if they are sites, which say themselves what they have.
     """
     largest, total = max(sizes, default=0), sum(sizes)
     if len(sizes) > 1 and largest > max(HALF, 1.5 / len(sizes)) * total:
+        place = list(sizes).index(largest)
+        who = f"Site {sites[place]}" if sites else f"Client {place} of {len(sizes)}"
         yield warning(
             "one-client-dominates",
-            f"Client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
-            "the training images: the average, which weighs clients by images, is mostly its own.",
+            f"{who} holds {largest / total:.0%} of the training images: the average, which weighs "
+            "clients by images, is mostly its own.",
+            "Ask it whether it does, or use a defence that counts sites alike." if sites else "",
         )
 
 
@@ -395,13 +401,14 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
     return f"{files[first]} = {files[other]}"
 
 
-def ignored_files(table: ImageTable) -> dict[str, list[str]]:
+def ignored_files(table: ImageTable, left_out: Sequence[str] = ()) -> dict[str, list[str]]:
     """Finds the files below a table's root that are not in the table, without hidden ones.
 
     Of a user's table only the folders of its images are searched: its root may be ``/``.
 
     Args:
         table: all images, including those that cannot be decoded.
+        left_out: domains that somebody left out on purpose; their images are not ignored.
 
     Returns:
         Their paths by kind: the place of an unused image, or the suffix of another file.
@@ -419,6 +426,9 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
         elif kind in IMAGE_SUFFIXES:
             deeper = path.count("/") - _LEVELS
             kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
+            domain = path.partition("/")[0]
+            if any(spelt_alike(name, [domain]) for name in left_out):
+                continue
         elif re.fullmatch(r"\.\d+|without a suffix", kind) and is_dicom(table.root / path):
             kind = UNNAMED_DICOM
         ignored.setdefault(kind, []).append(path)
@@ -527,7 +537,7 @@ def open_images(
     Args:
         table: the images.
         data: the settings.
-        cache: as the rest, see :func:`feddg.data.pixels.open_pixels`.
+        cache: as the rest, see :func:`feddg.data.decoded.open_pixels`.
         progress: called while files are decoded.
         seen: called with the path of each file.
 
@@ -607,8 +617,11 @@ def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool]]:
         samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
         if samples is None:
             return 0, False
-        veil = samples.alpha and _half_transparent(samples.values[:, :, -1])
-        return (0 if samples.values.dtype == np.uint8 else bits_used(samples.colours)), veil
+        veil, values = samples.alpha and _half_transparent(samples.values[:, :, -1]), samples.values
+        colours, bands = samples.colours, reading.bands
+        if bands and max(bands) <= values.shape[2]:  # else decoding says so
+            colours = values[:, :, [band - 1 for band in bands]]
+        return (0 if values.dtype == np.uint8 else bits_used(colours)), veil
 
     with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(look, files))

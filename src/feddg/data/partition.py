@@ -81,14 +81,34 @@ def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[
     Returns:
         One int64 array per client: positions in ``domains``, ascending; some may be empty.
     """
-    random = numpy_stream(seed, "partition", "further")
+    random, starts = (numpy_stream(seed, "partition", use) for use in ("further", "starts"))
     partitioned: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
     for domain, counts in zip(found.domain_ids, found.counts.T):
         rows = random.permutation(np.flatnonzero(domains == domain))
-        bounds = np.round(np.cumsum(counts) / counts.sum() * len(rows)).astype(np.int64)
-        for client_rows, part in zip(partitioned, np.split(rows, bounds[:-1])):
+        cuts = _bounds(counts, len(rows), starts)
+        for client_rows, part in zip(partitioned, np.split(rows, cuts)):
             client_rows.append(part)
     return [np.sort(np.concatenate(parts)) for parts in partitioned]
+
+
+def _bounds(weights: np.ndarray, images: int, random: np.random.Generator) -> np.ndarray:
+    """Returns where a row of images is cut so that each client's expected part is its share.
+
+    Rounded from a drawn start: from the same one, few images would go to the same clients in every
+    domain or class.
+
+    Args:
+        weights: ``(C,)`` relative sizes of the clients' parts.
+        images: their number.
+        random: the draw's stream.
+
+    Returns:
+        ``(C - 1,)`` int64 positions, ascending.
+    """
+    ends = np.cumsum(weights)
+    shares = ends[:-1] / ends[-1]  # exactly 1 where the others have none
+    cuts: np.ndarray = np.floor(shares * images + random.random()).astype(np.int64)
+    return np.minimum(cuts, images)
 
 
 def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
@@ -575,6 +595,7 @@ def _class_dirichlet_owners(
 ) -> np.ndarray:
     assert dealing.alpha is not None
     random, classes = dealing.random, int(dealing.classes.max()) + 1
+    starts = numpy_stream(dealing.seed, "partition", "starts")
     # Normalised gamma variates are a Dirichlet draw; tiny ones that round to zero stay a share.
     size, small = (dealing.clients, classes), dealing.alpha < _SMALL_ALPHA
     drawn = (
@@ -590,8 +611,9 @@ def _class_dirichlet_owners(
         for of_class in range(classes):
             members = random.permutation(rows[dealing.classes[rows] == of_class])
             weight = target * taken[:, of_class]
-            bounds = np.round(np.cumsum(weight) / weight.sum() * len(members)).astype(np.int64)
-            owners[members] = np.repeat(np.arange(dealing.clients), np.diff(bounds, prepend=0))
+            cuts = _bounds(weight, len(members), starts)
+            sizes = np.diff(cuts, prepend=0, append=len(members))
+            owners[members] = np.repeat(np.arange(dealing.clients), sizes)
     return owners
 
 

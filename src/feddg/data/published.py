@@ -13,7 +13,6 @@ from PIL import Image
 
 from feddg.data.columns import Columns, read_columns
 from feddg.data.data_set import DataSet
-from feddg.data.decoding import hash_of
 from feddg.data.images import (
     FORMATS,
     USABLE_FORMATS,
@@ -31,6 +30,7 @@ from feddg.storage import (
     FILE_MODE,
     cache_folder,
     file_faults,
+    hash_of,
     kept_array,
     private_folder,
     read_text,

@@ -148,6 +148,8 @@ def deploy_validate(
 
     validated = validation.validate(model, images, out=out, **options)
     show_warnings(validated.diagnostics)
+    if validated.adaptation is not None:
+        typer.echo(f"test-time adaptation of the file: {validated.adaptation}")
     for row in validated.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)

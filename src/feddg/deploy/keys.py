@@ -13,7 +13,6 @@ from pathlib import Path
 import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.log import start_stream
@@ -26,6 +25,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, load_private_key
 from flwr.superlink.federation import NoOpFederationManager
 
 from feddg.deploy.setup import REGISTERED, public_key, trusted_keys
@@ -140,17 +140,14 @@ def _bundle(folder: Path) -> bytes:
 
 
 def _signed(content: bytes, signed_at: int) -> bytes:
-    return signed_at.to_bytes(8, "big") + hashlib.sha256(content).digest()
+    return create_message_to_sign(hashlib.sha256(content).digest(), signed_at)
 
 
 def _private_key(file: Path) -> Ed25519PrivateKey:
     try:
-        key = load_ssh_private_key(file.read_bytes(), password=None)
+        return load_private_key(file)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise FeddgError(f"{file} is no signing key ({error}); make_keys.sh makes one") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise FeddgError(f"{file} is no ed25519 key, which signing needs; make_keys.sh makes one")
-    return key
 
 
 # What the coordinator asks of its own SuperLink: to register a site's key, to run the signed app.

@@ -19,13 +19,14 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples
+from feddg.data.decoded import DecodedFiles
 from feddg.data.decoding import Reading, quiet_pillow
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
-from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
+from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join, trusted_keys
-from feddg.deploy.site import copies_in, list_images
+from feddg.deploy.setup import JoinFile, public_key, read_join, trusted_keys
+from feddg.deploy.site import copies_in, held_out_among, list_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
@@ -34,7 +35,7 @@ from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES
 from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES, build_defences
-from feddg.runs.prepare import free_memory, methods_files, peak_memory
+from feddg.runs.prepare import methods_files
 from feddg.settings import ServerSettings
 from feddg.storage import cache_folder, private_folder, why
 from feddg.text import size
@@ -303,7 +304,6 @@ def check_machine(
     close = ROUND_DEADLINE / 2, "It is close to the deadline of an hour a round."
     less = "Use fewer local steps, or a larger round-deadline at the coordinator."
     yield compared("speed", text, seconds, close, (ROUND_DEADLINE, less))
-    yield _memory_for(peak_memory())
 
 
 def seconds_per_image(experiment: Experiment, classes: int) -> float:
@@ -337,20 +337,9 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         parts = (pair, network, method, alone)
         federation = Federation(*parts, defences=NO_DEFENCES, workers=[worker])
         federation.start()
-        quickest = min(quickest, 1 / federation.server.round().images_per_second)
+        row = federation.server.round()
+        quickest = min(quickest, row.seconds["train"] / row.images)
     return quickest
-
-
-def _memory_for(needed: int) -> Diagnostic:
-    free = free_memory()
-    if free is None:
-        return warning(
-            "memory", f"A few batches took {size(needed)}.", "Compare with what is free."
-        )
-    text = f"A few batches took {size(needed)}; {size(free)} are free beside that."
-    end = "End other programs before a run."
-    less = "End other programs, or train with smaller batches."
-    return compared("memory", text, needed, (2 * free, end), (8 * free, less))
 
 
 def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:

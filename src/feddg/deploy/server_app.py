@@ -3,7 +3,7 @@
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,25 +15,32 @@ from pydantic import BeforeValidator, Field
 
 from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import Numbered, joined
+from feddg.data.inspection import about_clients
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import list_images, load_pixels, on_all_images, positions, read_experiment
+from feddg.deploy.site import (
+    held_out_among,
+    list_images,
+    load_pixels,
+    on_all_images,
+    positions,
+    read_experiment,
+)
 from feddg.deploy.transport import DeploymentFile, FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration
 from feddg.diagnostics import Diagnostic, Progress, emit, warn
 from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, complete
 from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
-from feddg.methods.base import require_network_fit
-from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
 from feddg.records import (
     DOMAIN_SCORES,
     TEST,
     UNLABELLED,
+    VAL,
     ClientRow,
     ClientsTable,
     DomainScore,
@@ -44,7 +51,7 @@ from feddg.runs.execute import carry_out, forget
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import about_settings, cache_folder
 from feddg.runs.reading import CLIENTS, DEPLOYMENT, Run
-from feddg.settings import Positive, Settings, grouped
+from feddg.settings import ExperimentSettings, Fields, Positive, Settings, grouped, leaves
 from feddg.storage import replace_text
 
 log = logging.getLogger("feddg")
@@ -52,8 +59,6 @@ log = logging.getLogger("feddg")
 TRAFFIC = "traffic.jsonl"
 MOST_LOSS = 1e6
 """A site's mean cross-entropy above this is no number that a mean over sites could use."""
-MOST_SHARE = 0.8
-"""A site with more than this share of all images is reported as dominant."""
 
 
 def _split(names: object) -> object:
@@ -173,10 +178,19 @@ def _score(row: DomainScore, classes: int, images_of: Mapping[str, int]) -> Scor
 
 
 class Sites(Clients):
-    """The clients of a deployment, whose images are elsewhere, as they registered."""
+    """The clients of a deployment, whose images are elsewhere, as they registered.
 
-    def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
-        self._transport, self.held = transport, held
+    Args:
+        transport: reaches them.
+        held: what they hold.
+        val: domains held out for validation; others that are evaluated are test domains.
+    """
+
+    def __init__(
+        self, transport: FlowerTransport, held: ClientsTable, val: Collection[str] = ()
+    ) -> None:
+        self._transport, self.held, self._val = transport, held, val
+        self._told = set[int]()
 
     def __len__(self) -> int:
         return len(self._transport.clients)
@@ -206,6 +220,16 @@ class Sites(Clients):
             if isinstance(reply, Refusal):
                 server.ledger.refusal(broadcast.round, id, reply.reason)
                 log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
+            labelled = (score.domain for score in new if score.split != UNLABELLED)
+            seen = held_out_among(labelled, self.held.domains)
+            if seen and id not in self._told:
+                self._told.add(id)
+                warn(
+                    "evaluated-and-trained",
+                    f"{transport.sites[id]} measures {first_names(seen)}, which sites train on: "
+                    "that says nothing of unseen domains.",
+                    "Name its images otherwise if they are of another domain.",
+                )
             for score in new:
                 named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
                 # Without labels the domain is the site's name already.
@@ -219,7 +243,9 @@ class Sites(Clients):
         if reply.scalars.keys() == {"images", "confidence"}:
             return [read_unlabelled(reply, self._transport.sites[id], domains)]
         labels = [counts.get(name, 0) for name in self.held.classes]
-        return read_scores(reply, len(labels), domains, labels)
+        val = held_out_among(domains, self._val)
+        scores = read_scores(reply, len(labels), domains, labels)
+        return [replace(s, split=VAL) if s.domain in val else s for s in scores]
 
 
 def transport_to_programs(
@@ -277,7 +303,6 @@ def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
         FeddgError: the run cannot start or continue; earlier results are kept.
     """
     experiment = read_experiment(run_config)
-    require_network_fit(method_class(experiment.method.name))
     deployment = Deployment.read(run_config)
     names = deployment.sites
     if len(set(names)) < len(names) or len(names) != experiment.clients.number:
@@ -303,7 +328,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
             raise ExperimentError(f"forget names {deployment.forget!r}, which is no site{known}")
         done = forget(path, names.index(deployment.forget), **parts)
     else:
-        done = carry_out(path, experiment, **parts)
+        done = carry_out(path, experiment, **parts, of_sites=True)
     ensure_report(path)
     return done
 
@@ -336,7 +361,8 @@ def _prepared(
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val, *tested),
     )
     registered = transport.gather(deployment.minimum)
-    _warn_of_dominance({names[id]: registration.images for id, registration in registered.items()})
+    sizes = [registration.images for registration in registered.values()]
+    emit(*about_clients(sizes, [names[id] for id in registered]))
     if not known.classes:
         known.classes.extend(_classes(names, registered))
 
@@ -348,16 +374,20 @@ def _prepared(
 
     def join_late(id: int, registration: Registration) -> None:
         join(id, registration)
-        sites.held = _clients_table(known, transport.registry.registrations)
+        sites.held = _clients_table(known, transport.registry.registrations, sites.held)
         replace_text(path / CLIENTS, sites.held.to_text())
 
     for id, registration in registered.items():
         join(id, registration)
     method, network = build(experiment, len(known.classes))
-    sites = Sites(transport, _clients_table(known, transport.registry.registrations))
+    before = ClientsTable.read(path / CLIENTS)
+    held = _clients_table(known, transport.registry.registrations, before)
+    if before is not None and held != before:
+        replace_text(path / CLIENTS, held.to_text())
+    sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())
-    emit(*about_settings(experiment, experiment.given, method, network, clients))
+    emit(*about_settings(experiment, _said(experiment), method, network, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(
         deployment, experiment, sites.held, federation.worker, cache
@@ -365,17 +395,13 @@ def _prepared(
     return federation
 
 
-def _warn_of_dominance(images: Mapping[str, int]) -> None:
-    """Warns if one site holds most of the images, by its own count."""
-    name = max(images, key=images.__getitem__)
-    share = images[name] / sum(images.values())
-    if len(images) > 2 and share > MOST_SHARE:
-        warn(
-            "one-site-dominates",
-            f"Site {name} says that it has {images[name]} images: in a mean by images it is "
-            f"{share:.0%} of the model, whatever the others send.",
-            "Ask it, or use a defence that counts sites alike.",
-        )
+def _said(experiment: Experiment) -> Fields:
+    """Returns what is not as presets have it: the app's experiment is complete, whoever said it."""
+    model, preset = experiment.model.model_dump(mode="json"), experiment.preset
+    of = {"data": experiment.data.source, "method": experiment.method.name, "model": model}
+    usual = leaves(ExperimentSettings().model_dump(mode="json"))
+    usual |= leaves(complete(of | {"preset": preset}))
+    return {path: v for path, v in leaves(experiment.given).items() if usual.get(path) != v}
 
 
 def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> list[str]:
@@ -391,10 +417,18 @@ def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> li
     return sorted(holders)
 
 
-def _clients_table(known: DeploymentFile, sites: Mapping[int, Registration]) -> ClientsTable:
-    rows = []
+def _clients_table(
+    known: DeploymentFile, sites: Mapping[int, Registration], before: ClientsTable | None
+) -> ClientsTable:
+    """Returns what sites registered with; of those that are not back, what was known before."""
+    rows, held = [], dict[int, tuple[dict[str, int], dict[str, int]]]()
+    if before is not None:
+        for row in before.clients:
+            by_domain = dict(zip(before.domains, row.domains))
+            held[row.id] = by_domain, dict(zip(before.classes, row.classes))
+    held |= {id: (site.domains, site.classes) for id, site in sites.items()}
     for id, name in enumerate(known.sites):
-        by_domain, by_class = (sites[id].domains, sites[id].classes) if id in sites else ({}, {})
+        by_domain, by_class = held.get(id, ({}, {}))
         images = [by_domain.get(domain, 0) for domain in known.domains]
         labels = [by_class.get(name, 0) for name in known.classes]
         rows.append(ClientRow(id=id, name=name, domains=images, classes=labels))
@@ -431,8 +465,9 @@ class LogLines(Observer):
 
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        good = len(row.clients) - len(row.refused)
-        log.info("round %d: %d of %d sites", row.round, good, len(row.clients))
+        refused = {one.client for one in row.refused}  # a round is done again without some
+        asked = {*row.clients} | refused
+        log.info("round %d: %d of %d sites", row.round, len(asked - refused), len(asked))
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""

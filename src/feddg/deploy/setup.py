@@ -4,7 +4,7 @@ import ipaddress
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -16,19 +16,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from jinja2 import Environment
 from pydantic import Field, ValidationError
 
-from feddg.data.data_set import DATA_SETS, load_source
-from feddg.data.images import plain_name
+from feddg.data.data_set import DATA_SETS
+from feddg.deploy.site import DIGITS, list_images, require_fit_for_sites
+from feddg.deploy.wire import SITE_NAME
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
-from feddg.methods.base import require_network_fit
-from feddg.methods.composition import method_class
-from feddg.models.backbones import FEATURES
 from feddg.records import JsonFile
 from feddg.storage import open_file, parse_fields, replace_text
 from feddg.text import templates_of
 
 JOIN = "join.json"
-SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 FLEET_METHODS = (
     "activate-node",
     "deactivate-node",
@@ -100,12 +97,6 @@ def read_join(folder: Path) -> JoinFile:
     return join
 
 
-def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
-    """Returns a site's domains that an experiment holds out, whatever their spelling."""
-    excluded = set(map(plain_name, held_out))
-    return [name for name in domains if plain_name(name) in excluded]
-
-
 def public_key(file: Path) -> bytes:
     """Returns a site's public key in PEM, as Flower writes it.
 
@@ -145,41 +136,13 @@ def trusted_keys(file: Path) -> dict[str, Ed25519PublicKey]:
 
 def _known_names(experiment: Experiment, test: str) -> tuple[Sequence[str], ...]:
     """Returns the classes and features a coordinator knows, and the domains of its test folder."""
-    data = experiment.data
-    if test and not test.startswith("digits:"):
-        source, options = ("folder", {}) if data.source != FEATURES else (FEATURES, data.options)
-        try:
-            table = load_source(source, test, **options)
-            return table.class_names, table.feature_names, table.domain_names
-        except FeddgError:
-            return (), (), ()  # the run says what is wrong with it
-    source = "digits" if test else data.source
-    if source == "digits":
-        tested = (test.removeprefix("digits:"),) if test else ()
-        return load_source("digits").class_names, (), tested
-    return DATA_SETS.find(source).classes, (), ()
-
-
-def require_fit_for_sites(experiment: Experiment) -> None:
-    """Checks that sites, which train on all their images, can do what an experiment says.
-
-    Raises:
-        ExperimentError: they cannot, or tables of features are of nobody knows how many.
-    """
-    if experiment.data.id_val or experiment.data.id_test:
-        raise ExperimentError(
-            "sites train on all their images: set data.id_val and data.id_test to 0"
-        )
-    if experiment.evaluate.decision is not None or experiment.train.select_every:
-        raise ExperimentError(
-            "sites set no validation images aside, on which evaluate.decision and "
-            "train.select_every choose: leave them out"
-        )
-    if experiment.data.source == FEATURES and experiment.data.features is None:
-        raise ExperimentError(
-            "sites have tables of features, and the experiment does not say of how many: set "
-            "data.features to the number in a row"
-        )
+    if not test:
+        return DATA_SETS.find(experiment.data.source).classes, (), ()
+    try:
+        table = list_images(test, None, experiment.data)
+    except FeddgError:
+        return (), (), ()  # the run says what is wrong with it
+    return table.class_names, table.feature_names, table.domain_names
 
 
 def deployment_fields(sites: Sequence[str]) -> dict[str, object]:
@@ -231,14 +194,13 @@ def write_app(
     else:
         data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0})
         experiment = experiment.model_copy(update={"data": data})
-    require_network_fit(method_class(experiment.method.name))
     require_fit_for_sites(experiment)
     if min_sites > len(sites):
         raise ExperimentError(f"min-sites is {min_sites}; there are {len(sites)} sites")
     everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
-    if test and not test.startswith("digits:"):  # the SuperLink starts elsewhere
+    if test and not test.startswith(DIGITS):  # the SuperLink starts elsewhere
         test = str(Path(test).expanduser().resolve())
     # It stands in unit files, YAML, TOML and shell lines.
     bad = re.search(r"""["'\\$:%#`\s]""", str(folder))

@@ -1,12 +1,11 @@
 """A site: its image folder, device, cache and memory."""
 
-import functools
 import logging
 import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,12 +28,19 @@ from feddg.data.fingerprint import (
     images_file,
 )
 from feddg.data.groups import with_groups
-from feddg.data.images import ImageTable, check_folder, from_class_folders
+from feddg.data.images import ImageTable, check_folder, from_class_folders, plain_name
 from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
-from feddg.deploy.setup import SITE_NAME, held_out_among, require_fit_for_sites
-from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
+from feddg.deploy.wire import (
+    CONTEXT,
+    SITE_NAME,
+    TARGETS,
+    Payload,
+    Registration,
+    Request,
+    explained,
+)
 from feddg.diagnostics import Diagnostic
 from feddg.errors import (
     ClientError,
@@ -56,7 +62,7 @@ from feddg.models.backbones import FEATURES
 from feddg.prediction.classifier import image_files
 from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
+from feddg.records import DOMAIN_SCORES, TEST, UNLABELLED, VAL, DomainScore
 from feddg.runs.prepare import cache_folder, evaluation_of, methods_files
 from feddg.settings import DataSettings, Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
@@ -237,6 +243,12 @@ def list_images(
     return table.without(held_out_among(table.domain_names, data.leave_out))
 
 
+def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
+    """Returns a site's domains that an experiment holds out, whatever their spelling."""
+    excluded = set(map(plain_name, held_out))
+    return [name for name in domains if plain_name(name) in excluded]
+
+
 def _unlabelled_images(root: Path, site: str) -> ImageTable:
     check_folder(root)
     paths = tuple(file.relative_to(root).as_posix() for file in image_files([root]))
@@ -317,9 +329,13 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
 def on_all_images(
     table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
 ) -> Evaluation:
-    """Returns an evaluation of all images of a table, as a test split."""
+    """Returns an evaluation of all images: domains in ``hold_out.val`` are val, others test."""
     table = with_groups(table, experiment.data.group_by)
-    return evaluation_of(table, pixels, {"test": numpy.arange(len(table))}, experiment, worker)
+    choose = held_out_among(table.domain_names, experiment.hold_out.val)
+    val = numpy.isin(table.domains, [table.domain_id(name) for name in choose])
+    splits = {TEST: numpy.flatnonzero(~val), VAL: numpy.flatnonzero(val)}
+    splits = {split: rows for split, rows in splits.items() if len(rows)}
+    return evaluation_of(table, pixels, splits, experiment, worker)
 
 
 class SiteConfig(Settings):
@@ -363,6 +379,36 @@ class SiteConfig(Settings):
         return cache_folder(self.cache).expanduser()
 
 
+def require_fit_for_sites(experiment: Experiment) -> None:
+    """Checks that sites, which train on all their images, can do what an experiment says.
+
+    Raises:
+        ExperimentError: they cannot, or tables of features are of nobody knows how many.
+    """
+    method = method_class(experiment.method.name)
+    if method.in_process_only:
+        raise ExperimentError(
+            f"{method.name} cannot run over a network: {method.in_process_only}; "
+            "`feddg run` runs it in one process"
+        )
+    data, decision = experiment.data, experiment.evaluate.decision is not None
+    if data.id_val or data.id_test or data.split_file is not None:
+        raise ExperimentError(
+            "sites train on all their images: set data.id_val and data.id_test to 0, and leave "
+            "data.split_file out"
+        )
+    if decision or experiment.train.select_every or experiment.server.wise_ft == "auto":
+        raise ExperimentError(
+            "sites set no validation images aside, on which evaluate.decision, train.select_every "
+            "and server.wise_ft: auto choose: leave them out"
+        )
+    if experiment.data.source == FEATURES and experiment.data.features is None:
+        raise ExperimentError(
+            "sites have tables of features, and the experiment does not say of how many: set "
+            "data.features to the number in a row"
+        )
+
+
 def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     """Returns the experiment in a deployment's run config.
 
@@ -383,13 +429,6 @@ def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     return experiment
 
 
-@functools.lru_cache(maxsize=1)
-def _experiment_at(text: object, device: str) -> Experiment:
-    # Every message of a run brings the same text: a process reads it once.
-    experiment = read_experiment({"experiment": text})
-    return experiment.model_copy(update={"device": device})
-
-
 class MissingContext(FeddgError):
     """Raised if the site has no shared context, or has lost it."""
 
@@ -403,7 +442,8 @@ class Site:
 
     def __init__(self, node_config: Mapping[str, object], run_config: Mapping[str, object]) -> None:
         self.config = SiteConfig.read(node_config)
-        self.experiment = _experiment_at(run_config.get("experiment"), self.config.device)
+        experiment = read_experiment(run_config)
+        self.experiment = experiment.model_copy(update={"device": self.config.device})
         self.table, self.pixels = load_pixels(
             self.config.images,
             self.config.domain,

@@ -9,7 +9,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -21,7 +20,7 @@ from flwr.serverapp import Grid
 from pydantic import Field, NonNegativeInt
 
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import held_out_among
+from feddg.deploy.site import held_out_among
 from feddg.deploy.wire import (
     ASK,
     CONTEXT,
@@ -153,15 +152,15 @@ class Mailbox:
     Attributes:
         limits: seconds to wait for a site that was silent once, by number: twice the time of its
             last answer, however late.
-        enter: enters a message in the ledger, see :meth:`Ledger.enter`.
-        unentered: what sites sent to register, before there is a run with a ledger.
+        ledger: the record of all messages; None before there is a run.
+        unentered: enter in a ledger what sites sent to register before.
     """
 
     def __init__(self, grid: Grid, policy: Policy, traffic: Path | None) -> None:
         self.grid, self.policy, self._traffic = grid, policy, traffic
         self.limits: dict[int, float] = {}
-        self.unentered: list[tuple[Any, ...]] = []
-        self.enter: Callable[..., None] = lambda *entry: self.unentered.append(entry)
+        self.ledger: Ledger | None = None
+        self.unentered: list[Callable[[Ledger], None]] = []
         self._sent: dict[str, PendingRequest] = {}
 
     def send(
@@ -183,7 +182,7 @@ class Mailbox:
         id = next(iter(self.grid.push_messages([envelope])), None)
         if id:
             self._sent[id] = sent
-            self._enter(round, "down", client, of.asked + more, records)
+            self._enter(sent, "down", of.asked + more, records)
         else:
             sent.refuse("the message could not be sent")
         return sent
@@ -207,7 +206,7 @@ class Mailbox:
         late, seconds = sent.reply is not None, time.monotonic() - sent.began
         if not envelope.has_error():
             purpose = f"{sent.purpose}, late" if late else sent.purpose
-            self._enter(sent.round, "up", sent.client, purpose, envelope.content)
+            self._enter(sent, "up", purpose, envelope.content)
             # Time to register says nothing of the time to train.
             if sent.client in self.limits and sent.kind != REGISTER:
                 self.limits[sent.client] = max(self.limits[sent.client], 2 * seconds)
@@ -299,7 +298,7 @@ class Mailbox:
                 self.limits[sent.client] = self.policy.prompt
 
     def _enter(
-        self, round: int, direction: Direction, client: int, purpose: str, records: RecordDict
+        self, sent: PendingRequest, direction: Direction, purpose: str, records: RecordDict
     ) -> None:
         """Records a message in the ledger; an unreadable one by its size."""
         size: int | None = None
@@ -308,7 +307,14 @@ class Mailbox:
             shapes, scalars = contents(records)
         except Exception:
             shapes, scalars, purpose = [], {}, f"{purpose}, unreadable"
-        self.enter(round, direction, client, purpose, shapes, scalars, size)
+
+        def enter(ledger: Ledger) -> None:  # of a site, once it is known which one a node is
+            ledger.enter(sent.round, direction, sent.client, purpose, shapes, scalars, size)
+
+        if self.ledger is None:
+            self.unentered.append(enter)
+        else:
+            enter(self.ledger)
 
     def _enter_traffic(
         self, sent: PendingRequest, seconds: float, records: RecordDict, reply: Payload
@@ -450,6 +456,7 @@ class NodeRegistry:
             if objection is None:
                 objection = self._objection(self._sites.index(name), registration)
                 if objection is None:
+                    stranger.asked.client = self._sites.index(name)
                     self._settle(node, name, registration)
                     continue
                 # Only now is it the site itself that cannot take part, and nobody in its name.
@@ -534,17 +541,11 @@ class NodeRegistry:
                         f"has another file as {setting} than {site!r}; all sites need the same one"
                     )
         for what, most in (("classes", MOST_CLASSES), ("domains", MOST_DOMAINS)):
-            names = {k: set(getattr(each, what)) for k, each in {**others, id: new}.items()}
-            together = set[str]().union(*names.values())
+            own = getattr(new, what).keys()
+            together = set(own).union(*(getattr(each, what) for each in others.values()))
             # Every message to a site names all of them, in one text.
-            size = len(json.dumps(list(together)))
-            if len(together) > most or size > MOST_CHARACTERS:
-                largest = max(names, key=lambda k: len(names[k]))
-                return (
-                    f"names {len(names[id])} {what}: with those of the other sites, of which "
-                    f"{self._sites[largest]!r} names most, {len(names[largest])}, they would be "
-                    f"{len(together)} in {size} characters, more than {most} or {MOST_CHARACTERS}"
-                )
+            if len(together) > most or len(json.dumps(list(together))) > MOST_CHARACTERS:
+                return f"names {len(own)} {what}, too many with those of the other sites"
         return None
 
     def names_of(self, ids: Iterable[int]) -> str:
@@ -640,10 +641,9 @@ class FlowerTransport:
 
     @ledger.setter
     def ledger(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._mailbox.enter = ledger.enter
-        for entry in self._mailbox.unentered:
-            ledger.enter(*entry)
+        self._ledger = self._mailbox.ledger = ledger
+        for enter in self._mailbox.unentered:
+            enter(ledger)
         self._mailbox.unentered.clear()
 
     def gather(self, minimum: int) -> dict[int, Registration]:

@@ -24,11 +24,11 @@ from pydantic import (
 from pydantic_core import from_json
 from torch import Tensor
 
-from feddg.deploy.setup import SITE_NAME
 from feddg.errors import ClientError, field_fault
 from feddg.federation.transport import Shape
-from feddg.messages import Message, Scalar, Update, Weights, names_fault, plain_text
+from feddg.messages import Message, Scalar, Update, Weights, plain_text
 
+SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 REGISTER, STATISTICS, ASK = "query.register", "query.statistics", "query.ask"
 TRAIN, EVALUATE = "train", "evaluate"
 CONTEXT = "context"
@@ -47,6 +47,8 @@ MOST_PARTS, MOST_ENTRIES, MOST_CHARACTERS = 16, 100_000, 4_000_000
 """Limits per message: parts, entries, characters of a text."""
 LONGEST_NAME = 300
 """Longest name of an entry in characters, because the ledger stores it."""
+LONGEST_LABEL = 200
+"""Most characters of the name of a class, a domain or a column."""
 MOST_CLASSES, MOST_DOMAINS, MOST_IMAGES = 2_000, 2_000, 100_000_000
 """Limits for sites; a confusion matrix grows with the square of the number of classes."""
 MOST_TERMS, MOST_FILES = 64, 16
@@ -247,8 +249,16 @@ def _named(what: str, most: int) -> AfterValidator:
     """Returns what refuses more names than ``most``, and such as are not plain."""
 
     def checked(names: Any) -> Any:
-        if names and (fault := names_fault(list(names), what, most)):
-            raise ValueError(fault)
+        if len(names) > most:
+            raise ValueError(f"names {len(names)} {what}s, more than {most}")
+        for name in names:
+            if not name.strip():
+                raise ValueError(f"has a {what} without a name")
+            if plain_text(name, LONGEST_LABEL) != name:
+                shown = plain_text(name, 40)
+                raise ValueError(f"has a {what} name that is too long or not plain: {shown!r}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"names a {what} twice")
         return names
 
     return AfterValidator(checked)

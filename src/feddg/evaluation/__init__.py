@@ -1,1 +1,1 @@
-"""Accuracy by domain and subgroup, further metrics, their intervals, and test-time adaptation."""
+"""Accuracy by domain, further metrics, decisions about a class."""

@@ -1,7 +1,7 @@
-"""Accuracy of a predictor by split and domain, warnings about small classes, energy scores."""
+"""Accuracy of a predictor by split and domain, energy scores."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,18 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from feddg.data.pixels import Pixels, as_unit
-from feddg.diagnostics import Diagnostic, warning
-from feddg.errors import ExperimentError, RunError, first_names
-from feddg.evaluation.adaptation import Predictor
-from feddg.evaluation.decision import Decision, Part, decide, decision_metrics, threshold_on
-from feddg.evaluation.intervals import effective_number, variance_of_sum
+from feddg.errors import ExperimentError, RunError
+from feddg.evaluation.decision import Decision, Part, decision_metrics, threshold_on
+from feddg.evaluation.groups import effective_number, variance_of_sum
 from feddg.evaluation.metrics import Predictions, measure, student
-from feddg.evaluation.subgroups import subgroup_rows
 from feddg.models.network import Network
 from feddg.models.precision import as_usual
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import digest_of_fixed_features
-from feddg.records import LAST, DecisionTable, MetricRow, SubgroupRow
+from feddg.records import LAST, MetricRow
 from feddg.rng import stream
 
 MOST_KEPT = 2**28
@@ -30,9 +27,6 @@ MOST_KEPT = 2**28
 ONE_IMAGE = "one image"
 """What a predictor needs whose answer depends on nothing but the image."""
 NOT_FINITE = "the model's outputs for {} are not finite (NaN or infinite): it cannot be evaluated"
-FEW_IMAGES = "few-images-of-a-class"
-FEW = 20
-"""With fewer images of a class, its recall changes by more than 5 points with each image."""
 INSIDE_SHARE = 0.95
 """Share of in-domain validation images at or below the threshold."""
 FLAT = 1e-3
@@ -41,8 +35,12 @@ FLAT = 1e-3
 
 def sees_batches(predictor: nn.Module) -> bool:
     """Whether a predictor's answer depends on other images, of its batch or before."""
-    remembers = isinstance(predictor, Predictor) and predictor.keeps_state
-    return remembers or getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE
+    return keeps_state(predictor) or getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE
+
+
+def keeps_state(predictor: nn.Module) -> bool:
+    """Whether a predictor remembers images until its ``reset``, as some adaptations do."""
+    return getattr(predictor, "keeps_state", False)
 
 
 @dataclass(frozen=True)
@@ -228,22 +226,15 @@ class Evaluation:
                 outputs.append((part[2], logits))
         if self.decision is None:
             return scores
-        parts = self._sides(self.decision, outputs or [])
+        parts = self.sides(self.decision, outputs or [])
         threshold = threshold_on(parts, self.decision)
         return [
             replace(score, metrics={**score.metrics, **decision_metrics(part, threshold)})
             for score, part in zip(scores, parts, strict=True)
         ]
 
-    def decided(self, outputs: Sequence[Outputs]) -> DecisionTable | None:
-        """Returns what the decision gives, from the outputs of all parts; None without one.
-
-        Its threshold is chosen on in-domain validation.
-        """
-        decision = self.decision
-        return None if decision is None else decide(self._sides(decision, outputs), decision)
-
-    def _sides(self, decision: Decision, outputs: Sequence[Outputs]) -> list[Part]:
+    def sides(self, decision: Decision, outputs: Sequence[Outputs]) -> list[Part]:
+        """Returns the probabilities of a decision's class by part, from the outputs of all."""
         return [
             Part(
                 split,
@@ -255,26 +246,12 @@ class Evaluation:
             for (split, domain, rows), (_, logits) in zip(self.parts(), outputs, strict=True)
         ]
 
-    def by_subgroup(self, outputs: Sequence[Outputs]) -> list[SubgroupRow]:
-        """Returns accuracy by subgroup of every split, from the outputs of all parts."""
-        by_split: dict[str, list[tuple[numpy.ndarray, numpy.ndarray]]] = {}
-        for (split, _, rows), (_, logits) in zip(self.parts(), outputs, strict=True):
-            values = self.task.score(logits, torch.from_numpy(self.labels[rows])).numpy()
-            by_split.setdefault(split, []).append((rows, values))
-        table: list[SubgroupRow] = []
-        for split, parts in by_split.items():
-            rows, values = (numpy.concatenate(part) for part in zip(*parts))
-            columns = {name: column[rows] for name, column in self.subgroups.items()}
-            groups = None if self.groups is None else self.groups[rows]
-            table += subgroup_rows(split, columns, values, groups)
-        return table
-
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""
         if sees_batches(predictor):
             for _, _, rows in self.parts():
-                if isinstance(predictor, Predictor):
-                    predictor.reset()
+                if keeps_state(predictor):
+                    predictor.reset()  # type: ignore[operator]
                 yield self.predict(predictor, rows)
         else:
             yield from self.by_part(self.predict(predictor, rows) for rows in self.passes())
@@ -378,32 +355,6 @@ class Evaluation:
             return network.classifier(embeddings)
 
         return answers
-
-
-def about_support(
-    parts: Iterable[tuple[str, str, Sequence[int]]], class_names: Sequence[str]
-) -> Iterator[Diagnostic]:
-    """Reports evaluated domains in which a class has fewer than 20 images or none.
-
-    Args:
-        parts: split, domain, and images of each class.
-        class_names: in the order of class ids.
-    """
-    places = []
-    for split, domain, counts in parts:
-        thin = [index for index, count in enumerate(counts) if count < FEW]
-        if thin:
-            names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin]
-            counted = [f"{name} ({counts[i]})" for name, i in zip(names, thin)]
-            places.append(f"{split} {domain}: {first_names(counted, 3)}")
-    if places:
-        more = f"; and in {len(places) - 3} more domains" if len(places) > 3 else ""
-        yield warning(
-            FEW_IMAGES,
-            f"Some classes have fewer than {FEW} images, or none: {'; '.join(places[:3])}{more}. "
-            "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
-            "without images.",
-        )
 
 
 def energy(logits: Tensor) -> Tensor:

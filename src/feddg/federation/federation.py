@@ -193,6 +193,7 @@ class Federation:
         """
         self.state = state.to(self.worker.device)
         self.transport.memories = memories
+        vars(self).pop("server", None)  # who looked at the federation before made one of round 0
         return self
 
     def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:

@@ -15,7 +15,7 @@ from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
 from feddg.methods.base import Forgets, LeavesOut, Method, Round, RoundHook, State
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.records import SWA, RoundRow
+from feddg.records import RoundRow
 from feddg.settings import ExperimentSettings
 from feddg.text import counted
 
@@ -220,7 +220,6 @@ class Server:
         self.method, self.state = method, state
         self.per_round, self.seed = experiment.clients.per_round, experiment.seed
         self.settings, self.ledger = settings, ledger
-        self._falls = train.schedule != "constant"
         self.checks, self.defences = checks, defences
         self.transport = transport
         self.carrier = defences.carrier(transport, settings.min_updates)
@@ -375,14 +374,8 @@ class Server:
                 f"The run ends after round {done} of {planned}: another one would cost more than "
                 "its budget (privacy.epsilon or record_epsilon)."
             )
-            first = averages.first_averaged_round(self.settings.swa_fraction, planned)
-            late = self.settings.averaging == SWA and done < first
-            if late:
-                text += f" SWA would have begun in round {first}: the model is the last round's."
-            if self._falls:
-                text += " The learning rate had not yet fallen to its end."
-            advice = f"Plan {counted(done, 'round')}." if done and (late or self._falls) else ""
-            warn("budget-spent", text, advice)
+            plan = f"Plan {counted(done, 'round')}: a falling learning rate and SWA go by the plan."
+            warn("budget-spent", text, plan if done else "")
             return
 
     def affordable(self, state: State) -> bool:

@@ -275,24 +275,28 @@ class MessageChecks(RoundHook):
         would be refused.
         """
         lowest = -LARGEST_ROUNDING if update.members else 0.0
-        here = {name: update.weights[name] for name in self._never_negative}
-        values = {n: t.detach() for n, t in here.items() if t is not sent.get(n)}  # not frozen
-        counts = {name: t for name, t in values.items() if not t.is_floating_point() and t.numel()}
-        figures = []  # of all layers together: a device waits for each launch
-        if variances := [t.flatten() for n, t in values.items() if n not in counts and t.numel()]:
-            figures.append(torch.cat(variances).amin())
-        if counts:
-            now = torch.cat([tensor.flatten() for tensor in counts.values()])
-            before = [sent[n].to(t).flatten() for n, t in counts.items() if n in sent]
-            grown = now - torch.cat(before) if len(before) == len(counts) else now
-            figures += [now.amin(), MOST_BATCHES - grown.amax()]
+        here = {name: update.weights[name].detach() for name in self._never_negative}
+        # What is frozen is the tensor that was sent.
+        values = {n: t for n, t in here.items() if update.weights[n] is not sent.get(n)}
+        counts = {name: t for name, t in values.items() if not t.is_floating_point()}
+        variances = {n: t for n, t in values.items() if n not in counts and t.numel()}
+        before = {name: sent[name] for name in counts if name in sent}
+        figures = [*counts.values(), *before.values()]
+        if variances:  # of all layers together: a device waits for each launch
+            figures += torch._foreach_max(torch._foreach_neg([*variances.values()]))
 
         def judge(numbers: list[float]) -> str | None:
-            if all(number >= lowest or number != number for number in numbers):
-                return None
-            layers = ((n, t, sent.get(n)) for n, t in values.items() if t.numel())
-            faults = (_statistics_fault(*layer, lowest) for layer in layers)
-            return next((fault for fault in faults if fault is not None), None)
+            given = iter(numbers)
+            least = {name: next(given) for name in counts}
+            known = {name: next(given) for name in before}
+            least |= {name: -next(given) for name in variances}
+            for name, number in least.items():
+                held = f"weight {name!r} holds {number:g}"
+                if number < lowest:
+                    return f"{held}; a variance or a counter is never below 0"
+                if name in counts and number > known.get(name, 0.0) + MOST_BATCHES:
+                    return f"{held}, more batches than there can have been"
+            return None
 
         return figures, judge
 
@@ -334,18 +338,6 @@ def _named(
 ) -> str | None:
     fault = judge(figures)
     return None if fault is None else f"its {name!r} {fault}"
-
-
-def _statistics_fault(
-    name: str, tensor: Tensor, before: Tensor | None, lowest: float
-) -> str | None:
-    least, most = (float(end) for end in torch.aminmax(tensor))
-    if least < lowest:
-        return f"weight {name!r} holds {least:g}; a variance or a counter is never below 0"
-    known = 0.0 if before is None else float(before.max())
-    if not tensor.is_floating_point() and most > known + MOST_BATCHES:
-        return f"weight {name!r} holds {most:g}, more batches than there can have been"
-    return None
 
 
 def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:

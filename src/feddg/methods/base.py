@@ -231,6 +231,10 @@ class Method:
 
     # At a client, every round
 
+    def images_of_pass(self, images: int, clients: int) -> int:
+        """Returns how many images one of several clients, who holds ``images``, has in a pass."""
+        return images
+
     def begin(self, client: Client) -> None:
         """Prepares the client's round; ``client.network`` holds the weights it starts from."""
 
@@ -565,15 +569,6 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
 def has_global_model(method: Method, network: nn.Module) -> bool:
     """Whether clients share any part of the network; otherwise each has its own model."""
     return not network.state_dict().keys() <= local_names(method, network)
-
-
-def require_network_fit(method: type[Method]) -> None:
-    """Raises ExperimentError if a method cannot run over a network."""
-    if method.in_process_only:
-        raise ExperimentError(
-            f"{method.name} cannot run over a network: {method.in_process_only}; "
-            "`feddg run` runs it in one process"
-        )
 
 
 def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:

@@ -157,6 +157,12 @@ class Ccst(StyleExchange):
         styles = bank(client_statistics, "styles", "owners")
         return joined(super().aggregate_statistics(client_statistics), styles)
 
+    def images_of_pass(self, images: int, clients: int) -> int:
+        """Returns the size of the augmented set, d K, where an epoch is over all of it."""
+        whole = self.settings.variant == "paper" and self.settings.epoch == "augmented"
+        versions = min(self.settings.styles_per_image, clients) if whole else 1
+        return versions * super().images_of_pass(images, clients)
+
     def begin(self, client: Client) -> None:
         """Builds the augmented set, or loads it from disk, for the parts after it to train on."""
         assert client.context is not None, "the server broadcasts the bank before round 1"

@@ -27,8 +27,8 @@ Decisions:
     statistics. Ours, because the paper is silent: a ReLU between the two; an adapter begins at
     alpha 0.1 with deviation 0.1 whatever it sees, since beyond [0, 1] the clamp lets no gradient
     through; it has plain SGD with the paper's 0.01 and momentum 0.5, without weight decay, anew
-    every round. Distances pass through unscaled. A layer whose alpha is 0 for the whole batch is
-    the plain one.
+    every round unless train.keep_optimizer. Distances pass through unscaled. A layer whose alpha is
+    0 for the whole batch is the plain one.
 """
 
 from typing import ClassVar
@@ -38,9 +38,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.clients.optim import MemoryOrderSGD, rate_share
+from feddg.clients.optim import MemoryOrderSGD, kept_moments, rate_share, take_step, take_up
 from feddg.errors import ExperimentError
-from feddg.messages import Weights
+from feddg.messages import Message, Weights
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.models.network import Network
@@ -117,7 +117,10 @@ class FedIGA(FedIG):
             group["params"] = [p for p in group["params"] if id(p) not in ids]
         share = rate_share(client.worker.train, client.round)
         own_lr = chosen.adapter_lr * share if chosen.adapter_lr else client.train.lr
-        client.scratch[OPTIMIZER] = MemoryOrderSGD(parameters, own_lr, chosen.adapter_momentum)
+        own = MemoryOrderSGD(parameters, own_lr, chosen.adapter_momentum)
+        if client.train.keep_optimizer:
+            take_up(own, self.adapter(client.network), client.memory)
+        client.scratch[OPTIMIZER] = own
         return optimizer
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
@@ -134,9 +137,15 @@ class FedIGA(FedIG):
         optimizer = client.scratch[OPTIMIZER]
         optimizer.zero_grad(set_to_none=True)  # FedProx's term reaches them in the network's step
         loss.backward(inputs=list(self.adapter(client.network).parameters()))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        take_step(optimizer, client.worker.train.gradient_clipping)
         client.note({"adapter": loss})
+
+    def report(self, client: Client) -> Message:
+        """Keeps the moments of the adapters' optimizer, where the client keeps its own."""
+        if client.train.keep_optimizer:
+            own = kept_moments(client.scratch[OPTIMIZER], self.adapter(client.network))
+            client.memory.update(own)
+        return super().report(client)
 
     def adapter_loss(self, client: Client, batch: Batch) -> Tensor:
         """Returns the cross-entropy under sampled alpha (Eq. 8)."""

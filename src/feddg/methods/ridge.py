@@ -491,10 +491,9 @@ class Ridge(Method):
                 f"client {update.client} sent other sums than in training (without them the rest "
                 f"would be impossible: {fault}); its images must be as they were then"
             )
-        left_out, confidence = (state.extras[n].clone() for n in (LEFT_OUT, CONFIDENCE))
-        left_out[update.client] = confidence[update.client] = -1.0
+        unknown = torch.full_like(state.extras[LEFT_OUT], -1.0)  # these were of models with it
         state.weights = state.weights | {GRAM: gram, CROSS: cross}
-        state.extras |= {LEFT_OUT: left_out, CONFIDENCE: confidence, IMAGES: torch.tensor(rest)}
+        state.extras |= {LEFT_OUT: unknown, CONFIDENCE: unknown.clone(), IMAGES: torch.tensor(rest)}
         return state
 
     def left_out(self, state: State) -> dict[int, tuple[float, float]]:

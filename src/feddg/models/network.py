@@ -176,11 +176,12 @@ class MeanOverHeads(nn.Module):
 
     def __init__(self, network: Network, heads: Heads) -> None:
         super().__init__()
-        self.network, self.heads = network, heads
+        self.network = network
+        self._heads = [heads]  # part of the network: a graph cannot hold a layer twice
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns log-probabilities ``(B, classes)``; no branch, so that a graph can hold it."""
-        network, heads = self.network, self.heads
+        network, (heads,) = self.network, self._heads
         embeddings = network.features(images)
         logits = torch.einsum("bd,hcd->hbc", embeddings, heads.weight) + heads.bias[:, None]
         logits = torch.cat([logits, network.classifier(embeddings)[None]]).float()

@@ -270,6 +270,10 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalises ``(B, C, H, W)``; instance statistics always come from the input."""
+        return activated(self, self.mixed(input))
+
+    def mixed(self, input: Tensor) -> Tensor:
+        """Returns the output before an activation inside the layer, for rules."""
         training, share = self.training or self.running_mean is None, self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -290,7 +294,7 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
         # Under mixed precision the maps are bfloat16 and the parameters are not.
         parts = (gate, self.weight, self.bias)
         gate, scale, shift = (part.to(batch)[:, None, None] for part in parts)
-        return activated(self, torch.lerp(instance, batch, gate) * scale + shift)
+        return torch.lerp(instance, batch, gate) * scale + shift
 
 
 @torch.no_grad()

@@ -8,19 +8,19 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
 
 from feddg.data.data_set import DATA_SETS
-from feddg.evaluation.intervals import wilson
 from feddg.models.backbones import weights_license
 from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, NumberRow
 from feddg.runs.diagnostics import split_accuracy
+from feddg.runs.intervals import wilson
 from feddg.runs.reading import LedgerRecord, Run, read_run
 from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import IMAGENET, grouped
 from feddg.text import templates_of
 
-TAG, TASK = "federated-learning", "image-classification"
-"""The tag and the task of our model cards."""
+TAG = "federated-learning"
+"""The tag of our model cards."""
 
 
 def model_card(run: Path | str, about: ModelDescription) -> str:
@@ -76,10 +76,11 @@ def _front_matter(
 ) -> str:
     definition = DATA_SETS.get(str((record.settings.get("data") or {}).get("source")))
     mirror = definition and definition.publication and definition.publication.mirror
+    task = f"{'image' if about.features is None else 'tabular'}-classification"
     data = ModelCardData(
         license=license or "other",
         library_name={"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),
-        pipeline_tag=TASK,
+        pipeline_tag=task,
         tags=[TAG, "domain-generalization", record.method],
         datasets=[mirror.name] if mirror else None,
         metrics=["accuracy"] if tested else None,
@@ -87,7 +88,7 @@ def _front_matter(
         eval_results=[
             # The hub tells data sets apart by type and configuration, not by name.
             EvalResult(
-                TASK,
+                task,
                 "held-out-domain",
                 row.domain,
                 "accuracy",

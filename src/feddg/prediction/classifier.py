@@ -4,28 +4,27 @@ import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy
 import torch
 
 import feddg
-from feddg.data.images import IMAGE_SUFFIXES, endings
+from feddg.data.images import endings, images_below, is_image
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import warn
 from feddg.errors import DataError, RunError, schema_faults
 from feddg.evaluation.accuracy import energy
-from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
 from feddg.models.precision import as_usual, autocast, choose_precision
 from feddg.models.trained import fingerprint
+from feddg.prediction.adaptation import Predictor
 from feddg.prediction.model import Trained, load_trained
 from feddg.prediction.model_file import ABOUT, ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import read_energy_threshold
 from feddg.runs.provenance import depths_of_run
 from feddg.runs.reading import is_run
-from feddg.text import counted, printable
 
 
 def describe_model(run: Path, trained: Trained) -> ModelDescription:
@@ -136,18 +135,14 @@ class RunClassifier(ImageClassifier):
 
     def inputs(self, pixels: numpy.ndarray) -> torch.Tensor:
         """Returns the network's inputs: images in [0, 1], or rows of features."""
-        raw, expected = torch.from_numpy(pixels), self.description.features
-        if expected not in (None, raw.shape[1]):
-            raise DataError(f"the rows have {raw.shape[1]} features, the model takes {expected}")
-        return as_unit(raw if expected else raw.permute(0, 3, 1, 2), self.device)
+        raw = torch.from_numpy(pixels)
+        rows = self.description.features is not None
+        return as_unit(raw if rows else raw.permute(0, 3, 1, 2), self.device)
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``.
 
         A model that takes features maps ``(B, d)`` float32.
-
-        Raises:
-            DataError: there are more or fewer features than it was trained on.
         """
         images = self.inputs(pixels)
         with as_usual(), torch.inference_mode(), autocast(self.precision, self.device)():
@@ -208,21 +203,19 @@ def load_classifier(
     return OnnxClassifier(Path(path))
 
 
-def image_files(named: Sequence[Path | str], left_out: list[Path] | None = None) -> Iterator[Path]:
+def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
     """Yields the named image files, in the order of the names.
 
-    A named file may have any suffix. A folder (or a link to one) gives the image files below it,
-    sorted by name, without hidden files, linked folders and links to files elsewhere. A glob
-    (``*``, ``?``, ``[...]``, ``**``) gives its matches, sorted. Only the names of one folder or
-    glob are in memory at a time.
+    A named file may have any suffix. A folder gives the image files below it, as
+    :func:`feddg.data.images.images_below` does. A glob (``*``, ``?``, ``[...]``, ``**``) gives its
+    matches, sorted. Only the names of one folder or glob are in memory at a time.
 
     Args:
         named: files, folders, globs.
-        left_out: gets the links that lead elsewhere.
 
     Raises:
-        DataError: a name does not exist, is a run, or cannot be listed; raised before the first
-            file.
+        DataError: a name does not exist, is a run, or cannot be read; the first two are raised
+            before the first file.
     """
     names = [Path(os.path.expanduser(name)) for name in named]
     for name in names:
@@ -230,61 +223,30 @@ def image_files(named: Sequence[Path | str], left_out: list[Path] | None = None)
             raise DataError(f"{name} does not exist; name images, folders or globs")
         if is_run(name):  # the second of a glob of runs
             raise DataError(f"{name} is a run folder, not a folder of images; name one run")
-    links = [] if left_out is None else left_out
-    return (file for name in names for file in _below(name, links))
+    return chain.from_iterable(map(_found, names))
 
 
 def count_files(named: Sequence[Path | str]) -> int:
-    """Returns how many files :func:`image_files` yields; warns of links that lead outside.
-
-    Their targets could be any files; name them directly to include them.
+    """Returns how many files :func:`image_files` yields.
 
     Raises:
         DataError: see :func:`image_files`; or there are no image files.
     """
-    left_out: list[Path] = []
-    count = sum(1 for _ in image_files(named, left_out))
+    count = sum(1 for _ in image_files(named))
     if not count:
         listed = ", ".join(str(name) for name in named) or "nothing"
         raise DataError(f"there is no image in {listed}; known endings: {endings()}")
-    if left_out:
-        links, first = counted(len(left_out), "link"), printable(str(left_out[0]))
-        warn(
-            "links-left-out",
-            f"{links} out of the named folders left out, the first: {first}.",
-            "Name what is meant instead.",
-        )
     return count
 
 
-def _below(name: Path, left_out: list[Path]) -> Iterator[Path]:
+def _found(name: Path) -> Iterator[Path]:
     if name.is_dir():
-        yield from _in_folder(name, Path(os.path.realpath(name)), left_out)
+        yield from images_below(name)
     elif name.exists():
         yield name
     else:
         for match in sorted(glob.iglob(str(name), recursive=True)):
             if os.path.isdir(match) and "**" not in str(name):
-                yield from _in_folder(Path(match), Path(os.path.realpath(match)), left_out)
-            elif Path(match).suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(match):
+                yield from images_below(Path(match))
+            elif is_image(os.path.basename(match)) and os.path.isfile(match):
                 yield Path(match)
-
-
-def _in_folder(folder: Path, root: Path, left_out: list[Path]) -> Iterator[Path]:
-    """Yields the images below a folder; links that lead outside ``root`` are collected instead."""
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(
-                (e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries
-            )
-    except OSError as error:
-        raise DataError(f"{folder} cannot be listed: {error.strerror}") from None
-    for name, is_folder, is_link in names:
-        if name.startswith("."):
-            continue
-        if is_link and not Path(os.path.realpath(folder / name)).is_relative_to(root):
-            left_out.append(folder / name)
-        elif is_folder:
-            yield from _in_folder(folder / name, root, left_out)
-        elif os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and (folder / name).is_file():
-            yield folder / name

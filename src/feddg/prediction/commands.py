@@ -1,4 +1,4 @@
-"""Commands that use a trained model: predict, travel, export, evaluate."""
+"""Commands that use a trained model: predict, travel, export, evaluate, adaptations."""
 
 import shlex
 from pathlib import Path
@@ -218,3 +218,17 @@ def evaluate(
     for reason in result.refused.values():
         typer.echo(reason)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")
+
+
+@app.command(rich_help_panel="Look around")
+def adaptations() -> None:
+    """List the adaptations: what each needs, changes and costs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from feddg.prediction.adaptation import ADAPTATIONS
+
+    table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
+    for kind in ADAPTATIONS.values():
+        table.add_row(f"[bold]{kind.name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
+    Console().print(table)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from feddg.evaluation.accuracy import energy_threshold
-from feddg.evaluation.calibration import Estimate, quantile, within
 from feddg.models.closed_form import extended, solved
 from feddg.records import Row, Unbounded
 from feddg.rng import numpy_stream
+from feddg.runs.calibration import Estimate, quantile, within
 
 REACH: Final = 0.05
 """A reliable interval reaches at most five points to either side."""

@@ -21,8 +21,8 @@ from feddg.errors import (
     schema_faults,
 )
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Outputs, Score
-from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, Parts, read
 from feddg.federation.federation import build_worker
+from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble, Parts, read
 from feddg.prediction.model import Trained, load_trained
 from feddg.readers import with_page
 from feddg.records import AdaptationRow, Details
@@ -70,7 +70,7 @@ def evaluate_run(
 
     Args:
         folder: the run's folder, with at least one completed round.
-        adaptations: see :func:`feddg.evaluation.adaptation.adapt`; none for all by name.
+        adaptations: see :func:`feddg.prediction.adaptation.adapt`; none for all by name.
         batch_size: images per batch; matters for adaptations that need a batch or a stream.
         personal: whether to evaluate each client's domain also with the client's own statistics.
         which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
@@ -243,7 +243,7 @@ def _personal_scores(
         if part is None or not of_client.splits:
             continue
         parts = Parts({client.id: part}, trained.parts.seed)
-        alone = ClientEnsemble(trained.network, ClientEnsemble.Settings(), parts)
+        alone = ClientEnsemble(trained.predictor(), ClientEnsemble.Settings(), parts)
         for score in of_client.scores(alone):
             yield client.id, score
 

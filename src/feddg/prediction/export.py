@@ -24,6 +24,7 @@ from feddg.prediction.model_file import (
     Format,
     ModelDescription,
     example,
+    input_of_weights,
     write_file,
     write_weights,
 )
@@ -93,7 +94,7 @@ def export_run(
     which: str | None = None,
     strict: bool = False,
 ) -> Exported:
-    """Writes a run's model as one file, and a model card with the same name and ``.md``.
+    """Writes a run's model as one file, and a model card beside it, named like ``model.onnx.md``.
 
     ``onnx`` and ``torch`` map RGB images ``(B, 3, S, S)``, any B, to ``probabilities`` ``(B, C)``,
     ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of the metadata is not included.
@@ -133,11 +134,7 @@ def export_run(
     if format == "safetensors":
         model: nn.Module = trained.network
         images = torch.empty(0)
-        if about.features is None:
-            colours = trained.network.mean, trained.network.std
-            mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
-            shape = f"(batch, 3, {about.image_size}, {about.image_size})"
-            changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
+        changes["input"] = input_of_weights(trained.network, about.image_size, about.features)
     else:
         model = trained.predictor(adapt)
         images, real = images_to_check(trained.experiment)
@@ -146,7 +143,7 @@ def export_run(
         changes["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
     about = about.model_copy(update=changes)
     gap = write_file(path, model, about, images)
-    card = path.with_suffix(".md")
+    card = _card_of(path)
     _write_card(card, model_card(run, about))
     return Exported(path, card, about, len(images), gap)
 
@@ -157,7 +154,12 @@ def _check_place(path: Path, format: Format) -> None:
         raise RunError(f"{path} must end in {ENDINGS[format]}")
     if path.is_dir():
         raise RunError(f"cannot write {path}: it is a folder; name a file")
-    _check_card(path.with_suffix(".md"))
+    _check_card(_card_of(path))
+
+
+def _card_of(path: Path) -> Path:
+    """Returns the path of a file's card; a model's files in several formats have one each."""
+    return path.with_name(f"{path.name}.md")
 
 
 def _check_card(card: Path) -> None:

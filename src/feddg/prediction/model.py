@@ -7,17 +7,17 @@ from torch import nn
 
 from feddg.clients.threads import keep_memory
 from feddg.errors import RunError
-from feddg.evaluation.adaptation import Parts
-from feddg.evaluation.adaptation import adapt as adapted
 from feddg.experiment import Experiment
 from feddg.federation.federation import build
 from feddg.federation.local_training import load_weights
 from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import Network
 from feddg.models.precision import choose_device
+from feddg.prediction.adaptation import Parts
+from feddg.prediction.adaptation import adapt as adapted
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.shared import at_hand, is_shared, load_shared
-from feddg.runs.folder import checkpoint_memories, kept_weights
+from feddg.runs.folder import checkpoint_memories, kept_weights, read_index
 from feddg.runs.reading import read_run
 from feddg.runs.table import SELECTION_RULES, rules_asked
 
@@ -94,7 +94,8 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         if (part := {name: tensor for name, tensor in memory.items() if name in local})
     }
     _ready(network, device)
-    parts, names = Parts(of_clients, experiment.seed), tuple(clients.classes)
+    lost = round if of_clients and round != read_index(path).round else None
+    parts, names = Parts(of_clients, experiment.seed, lost), tuple(clients.classes)
     columns = tuple(clients.features)
     return Trained(experiment, method, network, parts, names, rule.name, round, None, columns)
 
@@ -127,7 +128,7 @@ def load_model(
             ``hf:owner/name`` (or ``hf:owner/name@revision``) on the Hugging Face hub.
         device: the target device.
         adapt: a test-time adaptation, such as ``iabn`` or ``fixed:alpha=0.3``; None for the
-            method's own predictor. See :mod:`feddg.evaluation.adaptation`.
+            method's own predictor. See :mod:`feddg.prediction.adaptation`.
         which: the selection rule: ``final``, ``swa``, ``ema``, ``best_in_domain``,
             ``best_held_out`` or ``wise_ft``; by default as in the experiment's ``server.averaging``
             and ``server.wise_ft``.

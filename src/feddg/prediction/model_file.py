@@ -18,11 +18,12 @@ from feddg.data.decoding import MOST_PIXELS, Reading, Resize, ValueRange, decode
 from feddg.data.images import ImageSource
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import AdaptationError, RunError, need
+from feddg.errors import AdaptationError, RunError, need, schema_faults
 from feddg.evaluation.accuracy import energy
-from feddg.evaluation.adaptation import Predictor
 from feddg.models.convolutions import use_plain_convolutions
+from feddg.models.network import Network
 from feddg.models.trained import fingerprint
+from feddg.prediction.adaptation import Predictor
 from feddg.records import ClassNames, Row
 from feddg.storage import file_faults, replace_file
 from feddg.text import printable
@@ -41,6 +42,7 @@ RANDOM_IMAGES = 64
 TOLERANCE = 1e-4
 """Largest allowed difference of a probability from the run's."""
 Band = Annotated[int, Field(ge=1)]
+Printable = Annotated[str, AfterValidator(printable)]
 Outputs = tuple[numpy.ndarray, numpy.ndarray]
 """Probabilities ``(B, C)`` and labels ``(B,)``."""
 
@@ -108,10 +110,8 @@ class ModelDescription(ModelIdentity):
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
-    result: Annotated[str, AfterValidator(printable)] = (
-        "It comes from no run that says how good it was where nobody trained."
-    )
-    adaptation: str | None = None
+    result: Printable = "It comes from no run that says how good it was where nobody trained."
+    adaptation: Printable | None = None
     format: str = ""
     feddg: str = ""
     outputs: tuple[str, ...] = ()
@@ -261,11 +261,21 @@ def write_file(path: Path, model: nn.Module, about: ModelDescription, images: Te
     return largest
 
 
+def input_of_weights(network: Network, size: int, features: int | None) -> str:
+    """Returns in words what a network's weights alone take: normalised colours, or features."""
+    if features is not None:
+        return f"features (batch, {features})"
+    colours = network.mean, network.std
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
+    return f"RGB in [0, 1] (batch, 3, {size}, {size}), minus ({mean}), divided by ({std})"
+
+
 def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Path:
-    """Writes any model in the way of :func:`export_run`, without a model card.
+    """Writes a model in the way of :func:`export_run`, without a model card.
 
     Args:
-        model: maps RGB images in [0, 1] to logits, in eval mode.
+        model: maps RGB images in [0, 1], or features, to logits, in eval mode; a ``Network`` is
+            part of it.
         path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which decides the format.
         metadata: ``class_names``, ``image_size``, ``resize``, and further fields of the
             description.
@@ -274,23 +284,26 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
         ``path``.
 
     Raises:
-        RunError: see :func:`export_run`.
+        RunError: see :func:`export_run`; or the description cannot be written.
     """
     format = next((name for name, end in ENDINGS.items() if path.suffix.lower() == end), None)
     if format is None:
         raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
     if format == "onnx":
         need("export", "ONNX", otherwise="use --torch")
-    size = int(metadata["image_size"])
-    values = "in 0..1, floats" if format == "safetensors" else "uint8 in 0..255"
-    fields = {
-        **metadata,
-        "feddg": feddg.__version__,
-        "format": format,
-        "weights": fingerprint(model),
-        "input": f"RGB images (batch, 3, {size}, {size}), {values}",
-    }
-    about = ModelDescription.model_validate(fields)
+    size, features = metadata["image_size"], metadata["features"]
+    if format == "safetensors":
+        network = next(part for part in model.modules() if isinstance(part, Network))
+        taken = input_of_weights(network, size, features)
+    elif features is not None:
+        raise RunError(
+            f"{path}: this model takes features, not images; save its weights (.safetensors)"
+        )
+    else:
+        taken = f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255"
+    own = {"feddg": feddg.__version__, "format": format, "weights": fingerprint(model)}
+    with schema_faults(RunError, f"{path} cannot be described: "):
+        about = ModelDescription.model_validate({**metadata, **own, "input": taken})
     write_file(path, model, about, example(size, RANDOM_IMAGES))
     return path
 

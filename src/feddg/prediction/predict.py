@@ -38,7 +38,7 @@ from feddg.prediction.model_file import ModelDescription
 from feddg.readers import function
 from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.runs.reading import DETAILS
+from feddg.runs.reading import DETAILS, is_run
 from feddg.runs.table import is_same_model
 from feddg.storage import FILE_MODE, Stamp, alone, file_faults, replace_file, stamp
 from feddg.text import command, printable
@@ -124,7 +124,13 @@ class BatchPredictor:
         """
         about, name = self.classifier.description, _written(file)
         if about.features is not None:
-            return read_rows(file, about.columns, about.feature_names)
+            try:
+                rows = read_rows(file, about.columns, about.feature_names)
+            except (DataError, MissingPackage) as error:
+                return str(error)
+            width = len(rows[0][1])
+            fits = width == about.features
+            return rows if fits else f"it has {width} features, the model takes {about.features}"
         side, size = about.tile, about.image_size
         names = [name] if side is None else names_in(file, name, side)
         boxes = [None] if side is None else [Tile.named(part).box for part in names]
@@ -293,29 +299,18 @@ def cut_of(
     details = Details.read(Path(run) / DETAILS) or Details()
     made, class_names = details.decision, about.class_names
     of = decision or (made.of if made is not None else None)
-    if of is None or (threshold is None and (made is None or made.of != of)):
-        raise DataError(
-            f"{run} has no threshold{'' if of is None else f' for {of}'}: choose one with `feddg "
-            "evaluate RUN --decision CLASS`, or give --decision and --threshold"
-        )
+    if of is None:
+        raise DataError(f"{run} decides about no class: name one, with --decision CLASS")
     if of not in class_names:
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
-    if threshold is None and made is not None:
-        if about.adaptation is not None:
-            raise DataError(
-                f"the threshold of {run} for {of} is for its model without an adaptation: leave "
-                f"out --adapt {about.adaptation}, or give --threshold"
-            )
-        if not is_same_model(details, about.model, about.round):
-            other = f"another model ({details.which}, round {details.round})"
-            chosen = other if details.which else "a model that was not recorded"
-            words = ("--decision", of, f"--{made.target}", f"{made.reached:g}")
-            again = command("evaluate", str(run), *words, "--which", about.model)
-            raise DataError(
-                f"the threshold of {run} for {of} was chosen for {chosen}, and this one is "
-                f"{about.model}, round {about.round}: choose one with `{again}`, or give "
-                "--threshold"
-            )
+    if threshold is None:
+        is_own = about.adaptation is None and is_same_model(details, about.model, about.round)
+        if made is None or made.of != of or not is_own:
+            advice = "give --threshold"
+            if is_run(Path(run)):  # not a file, which holds no images to choose one by
+                again = command("evaluate", str(run), "--decision", of, "--which", about.model)
+                advice = f"choose one with `{again}` (for the model without --adapt), or {advice}"
+            raise DataError(f"{run} has no threshold for {of} of this model: {advice}")
         threshold = made.threshold
     if threshold is None:
         raise DataError(f"{run} has no threshold for {of}: validation lacks images of one side")
@@ -395,7 +390,7 @@ class PredictedFiles:
     Attributes:
         out: path of the table.
         files: number of image files; each has one row, or one per tile.
-        failed: number of files that could not be used.
+        failed: number of files without a label in any row.
         unlike: number of rows unlike the training images; None without an out-of-distribution
             score.
         continued: number of files done by an earlier call.
@@ -457,7 +452,7 @@ def predict_files(
         batch_size: files per forward pass.
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
-        on_bad: called with one line for each file that cannot be used.
+        on_bad: called with one line for each row without a label.
 
     Raises:
         RunError: the folder has no model, the table cannot be written or is being written by
@@ -479,8 +474,9 @@ def predict_files(
     classes, part = len(classifier.class_names), part_of(out)
     cut = cut_of(run, classifier.description, decision, threshold)
     names = columns(classifier.class_names, probabilities, cut)
-    work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
-    work += [classifier.precision, *([] if cut is None else [cut.threshold])]
+    adaptation = classifier.description.adaptation  # that of an ONNX file is in the file
+    work = [classifier.weights, adaptation, batch_size, names, classifier.threshold]
+    work += [predictor.bits, classifier.precision, *([] if cut is None else [cut.threshold])]
 
     def lines(done: int) -> Iterator[bytes]:
         stamps = deque[Stamp | None]()
@@ -492,8 +488,9 @@ def predict_files(
 
         for batch in predict_batches(predictor, files()):
             for file, rows in batch:
-                if rows[0].reason is not None:
-                    on_bad(f"{rows[0].file}: {rows[0].reason}")
+                for row in rows:
+                    if row.reason is not None:
+                        on_bad(f"{row.file}: {row.reason}")
                 written = [cells(row, classes, probabilities, cut) for row in rows]
                 yield _line([_written(file), written, stamps.popleft()])
             done += len(batch)
@@ -591,15 +588,14 @@ def _put_in_place(
         nonlocal files, failed, unlike
         for rows in by_file():
             files += 1
+            failed += all(label is None for _, label, *_ in rows)
             for file, label, confidence, _, light, reason, *_ in rows:
                 if reason is None:
                     labels[label] += 1
                     unlike += light == "yes"
                     lit = None if light is None else light == "yes"
                     yield Prediction(file, label, confidence, unlike_training=lit)
-                    continue
-                failed += 1
-                if len(faults) < MOST_FAULTS:
+                elif len(faults) < MOST_FAULTS:
                     faults.append(Prediction(file, reason=reason))
 
     write, all_rows = _WRITERS[out.suffix.lower()], chain.from_iterable(by_file())

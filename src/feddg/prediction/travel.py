@@ -13,20 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from feddg.data.columns import read_columns
+from feddg.data.decoding import Tile
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
-from feddg.evaluation.calibration import (
-    LEAST_SITES,
-    REAL_CLIENTS,
-    Estimate,
-    apart,
-    at_a_new_site,
-    calibrated,
-    errors_at_sites,
-)
-from feddg.evaluation.intervals import wilson
 from feddg.federation.federation import build
 from feddg.models.network import Network
 from feddg.prediction.classifier import (
@@ -66,8 +57,18 @@ from feddg.prediction.predict import (
 )
 from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
+from feddg.runs.calibration import (
+    LEAST_SITES,
+    REAL_CLIENTS,
+    Estimate,
+    apart,
+    at_a_new_site,
+    calibrated,
+    errors_at_sites,
+)
 from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
+from feddg.runs.intervals import wilson
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Run, read_run, require_run
@@ -630,7 +631,8 @@ def travel(
     rows, failed = _answers(model, named, total, progress)
     outputs, files = model.taken(), [row.file for row in rows]
     signals = Signals.of(kept.reference, outputs, model.familiar)
-    without = kept.at(signals, len(files))
+    whole = {Tile.named(file).file for file in files}  # tiles of an image are no further ones
+    without = kept.at(signals, len(whole))
     confidence = outputs.confidence(kept.reference.temperature)
     chances = right_chances(confidence, without.value)
     expected, labelled, needed = without, 0, labels_needed(without, chances)
@@ -679,9 +681,11 @@ def _answers(
     for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
             rows += [row for row in predictions if row.reason is None]
-            failed += predictions[0].reason is not None
+            failed += all(row.reason is not None for row in predictions)
         done += len(batch)
         progress("looking at images", done, total)
+    if not rows:
+        raise DataError(f"no image can be used: {predictions[0].reason}")
     return rows, failed
 
 
@@ -711,12 +715,7 @@ FOREIGN: Final = "unlike-all-sites"
 """Code of the advice to label some images, because they differ too much for an estimate."""
 USELESS: Final = "useless-model"
 UNLIKE: Final = "These images look unlike anything the model was trained on"
-HELD: Final = {"whole domains": (55, 56), "simulated clients": (62, 70)}
-"""How many intervals held the truth, and in how many tests, by what took no part."""
-TUNED: Final = {"whole domains with fine-tuned networks": (12, 12)}
-"""The same where the pretrained features stood in for those of the model."""
-COLLECTIONS: Final = 3
-"""Of how many collections of images the tests were: ``docs/benchmarks.md``."""
+MEASURED: Final = "docs/benchmarks.md says how often such intervals held the truth."
 
 
 def _diagnostics(
@@ -746,10 +745,6 @@ def _diagnostics(
         return
     reference, sites = calibration.reference, counted(len(calibration.sites), calibration.kind)
     enough = len(calibration.sites) >= LEAST_SITES
-    tests = TUNED if calibration.models == STAND_IN else HELD
-    counts = " and ".join(f"{hit} of {of} tests at {where}" for where, (hit, of) in tests.items())
-    counts += f", on {COLLECTIONS} collections of images"
-    such = "Without labels such" if labels else "Such"
     if useless:
         text = "The model failed where it was tested"
         text += "." if labels else ", so no accuracy is estimated elsewhere."
@@ -773,7 +768,7 @@ def _diagnostics(
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + (f" {such} intervals held the truth in {counts}." if enough else ""),
+        + (f" {MEASURED}" if enough else ""),
     )
     if not enough:
         what = f"Only {sites} left out" if calibration.sites else "Nothing"

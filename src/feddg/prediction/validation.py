@@ -13,26 +13,21 @@ from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, FeddgError
-from feddg.evaluation.intervals import effective_number, wilson
+from feddg.evaluation.groups import effective_number
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.prediction.classifier import load_classifier
 from feddg.prediction.model_file import ModelIdentity
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, predict_batches
 from feddg.records import JsonFile, Row
+from feddg.runs.intervals import wilson
 from feddg.storage import replace_text
 
-# Tables of counts that are safe to hand out: no count below a threshold can be read or computed.
+# Counts that are safe to hand out: no count below a threshold can be read or computed.
 #
 # A cell of the table of true against predicted classes says something of few people when it is
-# small: "two images of class A were taken for B". Hiding that cell alone is not enough, since it
-# is what is missing from its row's total. Here every total that is given has, among what is hidden
-# below it, either nothing or at least the threshold (the rule of complementary suppression of
-# statistical offices, as in Hundepool et al., "Statistical Disclosure Control", 2012, chapter 4):
-#
-# - in a row, cells that are hidden come to at least the threshold, whichever they are;
-# - classes whose number of images is hidden come to at least the threshold, and are two or more;
-# - the number of correct answers is given only if what it adds to the hidden cells, correct and
-#   wrong ones, comes to the threshold each, or to nothing, over at least two classes.
+# small: "two images of class A were taken for B". What is left of its row would tell it, so the
+# whole table is left out; likewise images per class, and correct answers beside wrong ones. What
+# is given then still leaves several values open for every small count.
 #
 # Zeros are given: a class that is never taken for another tells of nobody. Rounding is not needed.
 
@@ -55,70 +50,34 @@ class Released:
 
 
 def release(confusion: numpy.ndarray, smallest: int) -> Released:
-    """Returns a table without counts below ``smallest``, or others that would reveal them.
+    """Returns what may be told of a table: its parts without any count below ``smallest``.
 
     Args:
         confusion: ``(classes, classes)`` counts, true by predicted.
-        smallest: the threshold; 0 or 1 hides nothing.
+        smallest: the threshold, at least 3; 0 or 1 hides nothing.
 
     Raises:
-        DataError: there are fewer than ``smallest`` images in total.
+        DataError: there are fewer than ``smallest`` images in total, or it is 2.
     """
-    total = int(confusion.sum())
+    if smallest == 2:
+        raise DataError(
+            "to hide counts below 2 says that they are 1: hide_below must be at least 3"
+        )
+    images, total, correct = confusion.sum(1), int(confusion.sum()), int(confusion.trace())
     if total < max(1, smallest):
         raise DataError(
             f"there are {total} images in all, fewer than the {max(1, smallest)} that may be told"
         )
-    images = confusion.sum(1)
-    hidden_rows = (images > 0) & (images < smallest)
-    _fill(images, hidden_rows, smallest)
-    hidden = (confusion > 0) & (confusion < smallest)
-    hidden[hidden_rows] = True
-    for row, cells in enumerate(confusion):
-        if not hidden_rows[row]:
-            _fill(cells, hidden[row], smallest)
-    released = smallest <= 1 or _make_correct_tellable(confusion, hidden, hidden_rows, smallest)
+
+    def has_small(*counts: int) -> bool:
+        return any(0 < count < smallest for count in counts)
+
     return Released(
-        numpy.ma.masked_array(confusion, hidden).tolist(),
-        numpy.ma.masked_array(images, hidden_rows).tolist(),
+        numpy.ma.masked_array(confusion, has_small(*confusion.ravel())).tolist(),
+        numpy.ma.masked_array(images, has_small(*images)).tolist(),
         total,
-        int(confusion.trace()) if released else None,
+        None if has_small(correct, total - correct) else correct,
     )
-
-
-def _fill(counts: numpy.ndarray, hidden: numpy.ndarray, smallest: int) -> None:
-    """Hides further counts, smallest first, until the hidden ones add up to the threshold."""
-    while hidden.any() and (counts[hidden].sum() < smallest or hidden.sum() < 2):
-        left = numpy.flatnonzero(~hidden & (counts > 0))
-        if not len(left):
-            left = numpy.flatnonzero(~hidden)  # a zero covers, too
-        if not len(left):
-            return
-        hidden[left[counts[left].argmin()]] = True
-
-
-def _make_correct_tellable(
-    confusion: numpy.ndarray, hidden: numpy.ndarray, hidden_rows: numpy.ndarray, smallest: int
-) -> bool:
-    """Hides whole classes' predictions until the number of correct ones reveals none of them."""
-    while True:
-        right = numpy.diagonal(hidden)
-        correct = int(numpy.diagonal(confusion)[right].sum())
-        wrong = int(confusion[hidden].sum()) - correct
-        wrong_hidden = hidden & ~numpy.eye(len(hidden), dtype=bool)
-        enough = all(count >= smallest for count in (correct, wrong))
-        if not hidden.any() or (enough and right.sum() >= 2 and wrong_hidden.any(1).sum() >= 2):
-            return True
-        if not right.any() and (wrong >= smallest or not wrong_hidden.any()):
-            return True  # nothing is hidden on the diagonal: the number adds nothing
-        left = [
-            row
-            for row, cells in enumerate(confusion)
-            if not hidden[row].all() and not hidden_rows[row] and cells.any()
-        ]
-        if not left:
-            return False
-        hidden[min(left, key=lambda row: int(confusion[row].sum()))] = True
 
 
 class DomainValidation(Row):
@@ -133,7 +92,7 @@ class DomainValidation(Row):
         interval: 95 % Wilson interval of the accuracy.
         class_images: images per class.
         confusion: ``[true][predicted]`` counts.
-        metrics: further metrics of the whole table; empty if part of it is hidden.
+        metrics: further metrics of the table; empty if it is hidden.
         mean_confidence: mean confidence of the predictions, to compare with the accuracy.
         unlike_training: number of images above the out-of-distribution threshold; None also if the
             model has none.
@@ -159,8 +118,9 @@ class ValidationFile(JsonFile):
         kind: identifies the kind of file.
         feddg: version of feddg.
         model: origin of the weights.
+        adaptation: the test-time adaptation inside an exported file; None for a run.
         classes: the model's classes, in the order of the tables.
-        hidden_below: smaller counts, and counts that would reveal them, are hidden; 0 for none.
+        hidden_below: tables with smaller counts are hidden; 0 for none.
         diagnostics: warnings about the model.
         domains: the site's domains.
     """
@@ -168,6 +128,7 @@ class ValidationFile(JsonFile):
     kind: str = "feddg validation"
     feddg: str
     model: ModelIdentity
+    adaptation: str | None = None
     classes: tuple[str, ...]
     hidden_below: int = 0
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -193,8 +154,8 @@ def validate(
         images: ``root/class/*`` with ``domain``, ``root/domain/class/*`` without.
         out: the JSON file to write, to be handed back; none by default.
         domain: name of the domain for images in ``root/class/*``.
-        hide_below: leave out counts of images, or of tiles of fewer files, below this number, see
-            :func:`release`.
+        hide_below: leave out tables with a count of images, or of tiles of fewer files, below this
+            number, at least 3; 0 leaves nothing out. See :func:`release`.
         group_by: what the interval counts in place of images, as in training (``data.group_by``);
             by default the patients of DICOM files.
         device: ``cpu``, ``cuda`` or ``auto``.
@@ -229,6 +190,7 @@ def validate(
     measured = ValidationFile(
         feddg=feddg.__version__,
         model=ModelIdentity.model_validate(dict(classifier.identity)),
+        adaptation=about.adaptation,
         classes=classifier.class_names,
         hidden_below=hide_below,
         diagnostics=classifier.diagnostics,
@@ -275,7 +237,7 @@ def _domain(
     alone = len(numpy.unique(groups)) == len(groups)
     independent = effective_number(numpy.array(right), None if alone else groups)
     interval = None if accuracy is None else wilson(accuracy, independent)[1:]
-    whole = not any(cell is None for row in released.confusion for cell in row)
+    whole = released.confusion[0][0] is not None
     return DomainValidation(
         domain=name,
         images=released.total,

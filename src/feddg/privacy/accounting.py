@@ -5,11 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from feddg.diagnostics import warn
 from feddg.errors import BudgetSpent, ExperimentError, RunError
-from feddg.privacy.defence import RowsFolder
 from feddg.records import PRIVACY, PRIVACY_ROWS, PrivacyRow
 from feddg.settings import PrivacySettings, grouped
 
@@ -222,11 +221,11 @@ class Account:
         return accountants_epsilon(min(map(together, spent.values()), default=math.inf), delta)
 
 
-def open_account(folder: RowsFolder, rounds: int, *, every_round: bool) -> Account:
+def open_account(folder: Any, rounds: int, *, every_round: bool) -> Account:
     """Returns the account of a run, continued from the rows in its folder.
 
     Args:
-        folder: the run's.
+        folder: the run's, see :meth:`feddg.privacy.defence.Defence.keep_in`.
         rounds: completed rounds in the checkpoint.
         every_round: whether each of them must have cost something.
 

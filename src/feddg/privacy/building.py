@@ -172,7 +172,6 @@ def build_defences(settings: ExperimentSettings, method: Method, network: nn.Mod
         network,
         trains_statistics=settings.model.normalization == "train",
         covered=type(method).noises if seen_to else frozenset(),
-        head=settings.train.head,
     )
     require_compatible(defences, traits, method, updates=schedule.per_round)
     if defences and settings.train.head != "random" and not method.one_round:

@@ -18,10 +18,9 @@ Hooks at both sides that every method goes through are after pfl-research (Granq
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from torch import nn
@@ -33,7 +32,6 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined, under
 from feddg.methods.base import Method, RoundHook, State, local_names
 from feddg.models.normalization import statistics_names
-from feddg.records import Row
 from feddg.registry import Registry
 from feddg.settings import PrivacySettings, Settings
 from feddg.styles.statistics import StyleNoise
@@ -61,20 +59,6 @@ class WeightNames:
     trained: frozenset[str] = frozenset()
 
 
-class RowsFolder(Protocol):
-    """A run's folder, where a defence keeps rows of its own."""
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-
-    def append(self, name: str, rows: Iterable[Row]) -> None:
-        """Appends rows to a file; they are on disk when the call returns."""
-
-    def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
-        """Replaces a file."""
-
-
 class Defence(RoundHook):
     """Base class of all defences; changes nothing.
 
@@ -88,6 +72,9 @@ class Defence(RoundHook):
             :meth:`answer`.
         aggregates: whether it replaces the aggregation of updates; only one defence can.
         clips: whether clients shorten their changes, so that no failure of one may show.
+        noised: whether it gives differential privacy: then no update may affect another's use.
+        plain_mean: why the server must take the plain mean of all updates, or None.
+        secret_rate: the probability that a client takes part, if participation is secret.
         extra: the extra of this package that brings what it needs; empty if it needs none.
         style_noise: how clients noise styles before they send them; None for not at all.
         record_noise: how clients noise the gradients of single images; None for not at all.
@@ -103,6 +90,9 @@ class Defence(RoundHook):
     sums: ClassVar[bool] = False
     clips: ClassVar[bool] = False
     extra: ClassVar[str] = ""
+    noised: bool = False
+    plain_mean: str | None = None
+    secret_rate: float | None = None
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
 
@@ -130,21 +120,16 @@ class Defence(RoundHook):
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """Learns with which settings and method it goes together; once, before round 1."""
 
-    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+    def keep_in(self, folder: Any, rounds: int) -> None:
         """Reads what it has kept in the folder of a run, and keeps what follows there.
 
         Args:
-            folder: the run's.
+            folder: the run's: its ``path``, ``append`` and ``replace_rows`` of a file's rows.
             rounds: completed rounds in the checkpoint.
 
         Raises:
             RunError: rows are missing, or were changed.
         """
-
-    @property
-    def plain_mean(self) -> str | None:
-        """Why the server must take the plain mean of all updates, or None."""
-        return None
 
     @property
     def least(self) -> int:
@@ -162,16 +147,6 @@ class Defence(RoundHook):
     @property
     def diagnostic(self) -> Diagnostic | None:
         """A note on what it guarantees with these settings, or None."""
-        return None
-
-    @property
-    def noised(self) -> bool:
-        """Whether it gives differential privacy: then no update may affect another's use."""
-        return False
-
-    @property
-    def secret_rate(self) -> float | None:
-        """The probability that a client takes part, if participation is secret."""
         return None
 
     def carrier(self, transport: Any, fewest: int) -> Any:
@@ -274,7 +249,6 @@ def traits_of(
     *,
     trains_statistics: bool,
     covered: frozenset[str],
-    head: str = "random",
 ) -> dict[str, str | None]:
     """Returns for each of :data:`TRAITS` what the method has of it, or None.
 
@@ -283,7 +257,6 @@ def traits_of(
         network: the network it trains.
         trains_statistics: whether batch normalisation's running statistics are trained.
         covered: entries of the method's messages that are protected otherwise.
-        head: how the classifier is initialised.
     """
     kind, sends = type(method), sent_by(method)
     facts: dict[str, str | None] = dict.fromkeys(TRAITS)
@@ -309,8 +282,6 @@ def traits_of(
         trait = EXTRAS if entry.startswith("update/") else CLIENT_STATISTICS
         if trait == EXTRAS or entry not in covered:
             facts[trait] = f"{entry} ({sends[entry]}) leaves the client as well"
-    if head != "random":
-        facts[CLIENT_STATISTICS] = f"train.head is {head}, whose sums leave the client as well"
     local = sorted(local_names(method, network))
     if local:
         facts[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"

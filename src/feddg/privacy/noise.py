@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -34,7 +34,6 @@ from feddg.privacy.defence import (
     STATISTICS,
     TRAINING,
     Defence,
-    RowsFolder,
     WeightNames,
     register,
     sent_by,
@@ -69,7 +68,7 @@ class _Charged(Defence):
         super().__init__(settings)
         self.account = Account()
 
-    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+    def keep_in(self, folder: Any, rounds: int) -> None:
         """Goes on with the account in the run's folder."""
         self.account = open_account(folder, rounds, every_round=self.noised)
 
@@ -102,7 +101,12 @@ class _Charged(Defence):
 
 @register
 class Clipping(_Charged):
-    """Clips the norm of updates' changes, and may add noise to their mean."""
+    """Clips the norm of updates' changes, and may add noise to their mean.
+
+    Attributes:
+        adaptive: whether the clipping norm adapts.
+        at_clients: whether clients add the noise.
+    """
 
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
@@ -122,7 +126,13 @@ class Clipping(_Charged):
         self, settings: PrivacySettings | None = None, schedule: Schedule | None = None
     ) -> None:
         super().__init__(settings)
-        self._schedule = schedule or Schedule(1, 1)
+        chosen, self._schedule = self.settings, schedule or Schedule(1, 1)
+        self.noised, self.adaptive = chosen.noised, chosen.clipping == "adaptive"
+        self.at_clients = self.noised and chosen.noised_at == "client"
+        if self.noised and not self.at_clients:
+            self.plain_mean = "its noise is made for a plain mean"
+        if self.noised and chosen.sampling == "secret" and self._schedule.rate < 1:
+            self.secret_rate = self._schedule.rate
         self._require_met()
 
     @classmethod
@@ -147,28 +157,6 @@ class Clipping(_Charged):
         return {
             t: why for t, why in self._BREAKS.items() if t != AGGREGATION or not self.at_clients
         }
-
-    @property
-    def plain_mean(self) -> str | None:
-        """Server-side noise is calibrated for the plain mean of all updates."""
-        central = self.noised and not self.at_clients
-        return "its noise is made for a plain mean" if central else None
-
-    @property
-    def noised(self) -> bool:
-        """Whether noise is added."""
-        return bool(self.settings.noised)
-
-    @property
-    def at_clients(self) -> bool:
-        """Whether clients add the noise."""
-        return bool(self.noised and self.settings.noised_at == "client")
-
-    @property
-    def secret_rate(self) -> float | None:
-        """The sampling rate, if noised rounds use secretly drawn clients."""
-        rate, secret = self._schedule.rate, self.settings.sampling == "secret"
-        return rate if self.noised and secret and rate < 1 else None
 
     @cached_property
     def multiplier(self) -> float:
@@ -225,11 +213,6 @@ class Clipping(_Charged):
         where, rate = self.settings.noised_at, self.secret_rate or 1.0
         noise = self.multiplier / self._sensitivity
         return Release("update", round, clients, noise, noised_at=where, rate=rate)
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether the clipping norm adapts."""
-        return bool(self.settings.clipping == "adaptive")
 
     @property
     def sends(self) -> dict[str, EntrySchema]:

@@ -29,7 +29,6 @@ from feddg.privacy.defence import (
     CLIENT_STATISTICS,
     EXTRAS,
     Defence,
-    RowsFolder,
     register,
 )
 from feddg.records import OPENED_SUM_ROWS, OPENED_SUMS, OpenedSumRow
@@ -325,7 +324,7 @@ class SecureAggregation(Defence):
         share = math.ceil(self.settings.threshold * clients - 1e-9)
         return int(max(FEWEST, clients // 2 + 1, share))
 
-    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+    def keep_in(self, folder: Any, rounds: int) -> None:
         """Goes on from the sums that the run has opened."""
         rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
         if rows:

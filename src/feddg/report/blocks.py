@@ -8,12 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy
 from jinja2 import Template
 from PIL import Image, UnidentifiedImageError, features
 
+from feddg.data.decoding import (
+    AS_IT_IS,
+    Depths,
+    Reading,
+    Tile,
+    UnusableImageError,
+    decode_parts,
+    quiet_pillow,
+)
 from feddg.data.images import FORMATS
-from feddg.errors import RunError
+from feddg.errors import MissingPackage, RunError
 from feddg.storage import file_faults, open_file, replace_text
 from feddg.text import templates_of
 
@@ -92,20 +100,10 @@ class Gallery(Block):
 
 
 @dataclass(frozen=True)
-class Fact:
-    """One key number: label, value, explanation, and whether it is emphasised."""
-
-    label: str
-    value: str
-    note: str = ""
-    accent: bool = False
-
-
-@dataclass(frozen=True)
 class Facts(Block):
-    """Key numbers, side by side."""
+    """Key numbers, side by side; a row has a label, the value, and an explanation."""
 
-    facts: Sequence[Fact]
+    rows: Sequence[Sequence[Cell]]
 
 
 @dataclass(frozen=True)
@@ -228,8 +226,24 @@ def _compressed(picture: Image.Image) -> bytes | None:
     return buffer.getvalue()
 
 
-def thumbnail(pixels: numpy.ndarray) -> str:
-    """Returns ``(height, width, 3)`` pixels of 0 to 255 as the ``data:`` address of a JPEG."""
+def picture_of(name: str, side: int, reading: Reading = AS_IT_IS, bits: Depths = 0) -> str | None:
+    """Returns an image file, or a tile of one, as the ``data:`` address of a small JPEG.
+
+    Args:
+        name: as a prediction names it; see :class:`feddg.data.decoding.Tile`.
+        side: of the JPEG in pixels.
+        reading: see :func:`feddg.data.decoding.decode_image`; likewise ``bits``.
+        bits: the depth that the images use.
+
+    Returns:
+        None if the file cannot be read any more.
+    """
+    tile = Tile.named(name)
+    try:
+        with quiet_pillow(tiled=tile.box is not None):
+            (pixels,) = decode_parts(Path(tile.file), [tile.box], side, "pad", reading, bits)
+    except (UnusableImageError, MissingPackage):
+        return None
     stored = io.BytesIO()
     Image.fromarray(pixels).save(stored, "JPEG", quality=80)
     return data_address("image/jpeg", stored.getvalue())

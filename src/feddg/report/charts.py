@@ -3,16 +3,16 @@
 import html
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg.comparison.results import Results
+from feddg.comparison.results import Results, evaluations
 from feddg.comparison.results_file import HELD_OUT
-from feddg.comparison.statistics import Accuracies, Interval, Margin, by_seed, spread
+from feddg.comparison.statistics import Interval, Margin, average_over_columns, by_seed
 from feddg.methods.base import METHODS
 from feddg.records import (
     EMA,
@@ -224,8 +224,8 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
 def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     """Returns a heat map of each client's images by domain or class.
 
-    Clients are sorted by main domain. With more than ``MOST_COLUMNS`` clients, neighbours with the
-    same main domain share a column, which shows the sum of their images.
+    Clients are sorted by main domain. With more than ``MOST_COLUMNS`` clients, neighbours share a
+    column, which shows the sum of their images.
 
     Args:
         clients: The images of each client.
@@ -259,24 +259,19 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
 
 
 def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
-    """Returns clients sorted by main domain, in at most about ``MOST_COLUMNS`` groups.
+    """Returns clients sorted by main domain, in at most ``MOST_COLUMNS`` groups.
 
     Args:
         domain_counts: ``(clients, domains)`` numbers of images.
 
     Returns:
-        Row indices, group by group; every client is in exactly one, and all clients of a group
-        have the same main domain.
+        Row indices, group by group; every client is in exactly one.
     """
     main = domain_counts.argmax(axis=1)
     share = row_shares(domain_counts.astype(np.float64)).max(axis=1)
     order = np.lexsort((-share, main))
-    per_column = -(-len(order) // MOST_COLUMNS)
-    groups: list[NDArray[np.intp]] = []
-    for domain in np.unique(main):
-        members = order[main[order] == domain]
-        groups += np.array_split(members, -(-len(members) // per_column))
-    return groups
+    each = max(1, -(-len(order) // MOST_COLUMNS))
+    return np.array_split(order, max(1, -(-len(order) // each)))
 
 
 def accuracy_curves(run: Run) -> Chart:
@@ -421,16 +416,11 @@ def axis_curves(results: Results, name: str) -> Chart | None:
     if name == HELD_OUT or len({*numbers.values()}) < max(2, len(texts)):
         return None
     columns = results.columns_by(name)
-
-    def shares(cells: Accuracies, columns: Sequence[str]) -> Iterator[float]:
-        whole = by_seed(cells, columns)
-        return (v for (c, s), v in cells.items() if c in columns and (not whole or s in whole))
-
     measured = {
         method: [
             (numbers[text], mean)
             for text in sorted(numbers, key=numbers.__getitem__)
-            if (mean := spread(shares(cells, columns[text]))) is not None
+            if (mean := average_over_columns(cells, columns[text])) is not None
         ]
         for method, cells in results.values(results.default_rule).items()
     }
@@ -467,18 +457,17 @@ def _mean_curve(
 ) -> list[tuple[float, Interval]]:
     """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs.
 
-    Over the runs of the seeds that have every column, if there are any.
+    Over the runs of the seeds that have every column, if there are any. Runs at budgets are matched
+    by budget, which runs on other images reach in other rounds.
     """
-    runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
+    runs = {(results.column(row), row.seed): row for row in results.of(method) if row.run}
     if whole := by_seed(dict.fromkeys(runs, 0.0), results.columns):
-        runs = {key: run for key, run in runs.items() if key[1] in whole}
-    tables = {key: run.table.where(weights=weights) for key, run in runs.items()}
-    curves = {key: table.curve(TEST) for key, table in tables.items()}
+        runs = {key: row for key, row in runs.items() if key[1] in whole}
+    curves = {key: evaluations(row, weights) for key, row in runs.items()}
     points = []
-    for round_ in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
-        rows = (table.where(round=round_).rows[0] for table in tables.values())
-        costs = [getattr(row, spent or "round") for row in rows]
-        at = {key: curve[round_] for key, curve in curves.items()}
+    for mark in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
+        at = {key: curve[mark][1] for key, curve in curves.items()}
+        costs = [getattr(curve[mark][0], spent or "round") for curve in curves.values()]
         seeds = by_seed(at, results.columns) or at
         points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))
     return points

@@ -4,18 +4,17 @@ from dataclasses import replace
 from statistics import fmean
 
 from feddg.comparison.results import Results, differing
-from feddg.comparison.statistics import average_over_columns, leads
+from feddg.comparison.statistics import leads
 from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, VAL
 from feddg.report import charts, tables
-from feddg.report.blocks import Block, Fact, Facts, Fold, Page, Prose, Section, Table, section_of
+from feddg.report.blocks import Block, Fold, Page, Prose, Section, Table, section_of
 from feddg.report.run_page import cost_of, data_tags, notices_of, on_data
 from feddg.report.text import AGGREGATE_WORDS, spelled, split_heading, table_from
 from feddg.runs.reading import Run, flatten
 from feddg.runs.table import SELECTION_RULES, in_order
 from feddg.text import counted, listed, readable, short
 
-MOST_FACTS = 8
 MOST_NAMED = 4
 MOST_COLUMNS = 6
 FEW_SETTINGS = 10
@@ -62,7 +61,7 @@ def comparison_page(results: Results) -> Page:
     if not is_fit:
         also = [Fold("Also to know", [Prose(str(note)) for note in known])] if known else []
         notices = [Prose(verdict.advice, notice=True), *also]
-    runs = counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run")
+    runs = counted(len({row.of_run for row in results.rows}), "run")
     return Page(
         title=_title(results),
         lead=f"{tables.budget_words(every)}{verdict.text}",
@@ -73,7 +72,7 @@ def comparison_page(results: Results) -> Page:
             counted(len(results.seeds), "seed"),
             *data_tags(results.runs()),
         ],
-        opening=[*notices, Prose(tables.model_sentence(results)), *_facts(results)],
+        opening=[*notices, Prose(tables.model_sentence(results))],
         sections=[section for section in sections if section is not None],
     )
 
@@ -90,22 +89,6 @@ def _title(results: Results) -> str:
     if has_title or len(held_out) != 1:
         return title
     return f"{title}, tested on {readable(listed(held_out.pop().split('+')))}"
-
-
-def _facts(results: Results) -> list[Facts]:
-    accuracies, best = results.values(results.default_rule), results.leader
-    ahead = best and best.margin and best.margin.decided and best.margin.mean > 0
-    winner = best.method if best and ahead else None
-    facts = [
-        Fact(
-            spelled(method),
-            tables.spread_text(average_over_columns(shares, results.columns)),
-            tables.method_warnings(results, method) or "held-out test, %",
-            accent=method == winner,
-        )
-        for method, shares in accuracies.items()
-    ]
-    return [Facts(facts)] if len(facts) <= MOST_FACTS else []
 
 
 def _accuracy_section(results: Results) -> Section | None:
@@ -171,7 +154,7 @@ def _decision_table(results: Results, base: str) -> Table | None:
 
 
 def _metrics_table(results: Results) -> Table | None:
-    """Returns every metric of every method on held-out test domains, as means over runs."""
+    """Returns every metric of every method on held-out test domains, as means over seeds."""
     names = in_order(name for run in results.runs() for name in run.table.metrics)
     if len(names) < 2:
         return None
@@ -222,7 +205,8 @@ def _cost_table(results: Results) -> Table | None:
 
 
 def _taken(run: Run) -> list[float | None]:
-    cost, rounds = cost_of(run), max(1, run.rounds_done)
+    cost = cost_of(run)
+    rounds = max(1, cost.rounds)  # as its seconds, of the whole run, not up to a budget
     return [
         cost.seconds["total"],
         cost.seconds.get("train", 0.0) / rounds,

@@ -1,10 +1,10 @@
 """The sections of a run's page about a decision and about subgroups."""
 
-from feddg.evaluation.subgroups import worst
 from feddg.records import Details
 from feddg.report.blocks import Block, Fold, Prose, Section
 from feddg.report.text import sentence, split_heading, table_from
 from feddg.runs.reading import Run
+from feddg.runs.subgroups import worst
 from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import grouped
 

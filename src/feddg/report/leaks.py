@@ -99,7 +99,7 @@ def _entries(ledger: LedgerRecord) -> Iterator[_Entry]:
     sent = grouped(
         ((_purpose(message), name), (message.client, count))
         for message in ledger.messages
-        if message.direction == "up"
+        if message.direction == "up" and message.client >= 0  # others are no sites
         for name, count in contents.get(message.layout, {}).items()
     )
     passed_on = {("statistics", name) for name in _passed_on(ledger)}
@@ -241,8 +241,8 @@ def _purpose(message: MessageRow) -> str:
 
 
 def _ledger_sentences(ledger: LedgerRecord) -> str:
-    """Returns what left each site, in plain words."""
-    up = [message for message in ledger.messages if message.direction == "up"]
+    """Returns what left each site, in plain words; nodes that are no sites sent nothing of one."""
+    up = [one for one in ledger.messages if one.direction == "up" and one.client >= 0]
     if not up:
         return "No site has sent anything yet."
     sent = [sum(own) for own in grouped((one.client, one.bytes) for one in up).values()]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from feddg.comparison.compare import Comparison
-from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
 from feddg.prediction.predict import PredictedImages, Prediction
-from feddg.report.blocks import Chart, data_address, template_named, thumbnail
+from feddg.report.blocks import Chart, data_address, picture_of, template_named
 from feddg.report.charts import accuracy_curves, learning_curves
 from feddg.report.run_page import final_table, result_sentence, tested_on
 from feddg.report.tables import about_results, lead_of, main_tables
@@ -93,7 +92,7 @@ def _predictions(predictions: PredictedImages) -> str:
         lead="A preview of the next images; your loop will still receive them."
         if shown
         else "There are no more.",
-        pictures=[(_thumbnail(prediction), *_answer(prediction)) for prediction in shown],
+        pictures=[(picture_of(one.file, THUMBNAIL), *_answer(one)) for one in shown],
         more=more,
     )
 
@@ -150,16 +149,6 @@ def _ticks(low: float, high: float) -> list[float]:
     unit = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = unit * next(times for times in (1, 2, 5, 10) if 5 * times * unit >= high - low - 1e-9)
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def _thumbnail(prediction: Prediction) -> str:
-    """Returns the file as a thumbnail; empty if it cannot be read any more."""
-    try:
-        with quiet_pillow():
-            pixels = decode_image(Path(prediction.file), THUMBNAIL, "squash")
-    except (UnusableImageError, OSError, ValueError):
-        return ""
-    return thumbnail(pixels)
 
 
 def _answer(prediction: Prediction) -> tuple[str, str]:

@@ -6,7 +6,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.errors import first_names
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
@@ -14,14 +13,7 @@ from feddg.prediction.estimators import ESTIMATORS
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
 from feddg.prediction.travel import Travel
-from feddg.report.blocks import (
-    Block,
-    Prose,
-    Table,
-    template_named,
-    thumbnail,
-    write_file,
-)
+from feddg.report.blocks import Block, Prose, Table, picture_of, template_named, write_file
 from feddg.report.text import table_from
 from feddg.text import counted, number, printable
 
@@ -145,19 +137,14 @@ def _thumbnails(
     number: str = "{:.1%}",
 ) -> list[dict[str, Any]]:
     """Returns the pictures of the page; one whose file is gone has no source."""
-    with quiet_pillow(tiled=about.tile is not None):
-        return [
-            {"file": file, "name": os.path.basename(file), "source": _picture(file, about)}
-            | {"label": label, "number": number.format(share), "unlike_training": bool(unlike)}
-            for file, label, share, unlike in rows
-        ]
-
-
-def _picture(name: str, about: ModelDescription) -> str | None:
-    tile = Tile.named(name)
-    file = Path(os.fsdecode(tile.file))
-    try:
-        (pixels,) = decode_parts(file, [tile.box], SIDE, "pad", about.reading, about.bits)
-    except UnusableImageError:
-        return None
-    return thumbnail(pixels)
+    return [
+        {
+            "file": file,
+            "name": os.path.basename(file),
+            "source": picture_of(file, SIDE, about.reading, about.bits),
+            "label": label,
+            "number": number.format(share),
+            "unlike_training": bool(unlike),
+        }
+        for file, label, share, unlike in rows
+    ]

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,9 +11,6 @@ from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
-from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
-from feddg.evaluation.calibration import Estimate
-from feddg.evaluation.intervals import ShareInterval
 from feddg.experiment import Experiment, expand, load_experiment, read_fields
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, AdaptationRow, SummaryFile
@@ -23,7 +19,6 @@ from feddg.report.blocks import (
     Answers,
     Block,
     Code,
-    Fact,
     Facts,
     Fold,
     Gallery,
@@ -36,18 +31,23 @@ from feddg.report.blocks import (
 from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import leaks_section
 from feddg.report.text import AGGREGATE_WORDS, interval_words, sentence, spelled, table_from
+from feddg.runs.calibration import Estimate
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     DIVERGED,
+    FEW,
+    FEW_IMAGES,
     LEARNED_NOTHING,
     STILL_RISING,
     about_result,
     about_run,
+    about_support,
     accuracy_interval,
     causes_of_failure,
     lower_rate,
     split_accuracy,
 )
+from feddg.runs.intervals import ShareInterval
 from feddg.runs.reading import (
     EXPERIMENT,
     MISTAKE,
@@ -146,18 +146,8 @@ def data_tags(runs: Sequence[Run]) -> list[str]:
     data = [run.settings.get("data") or {} for run in runs]
     sizes = {fields.get("image_size") for fields in data if not fields.get("features")} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
-    days = sorted(day for run in runs if (day := _day(run)) is not None)
-    if days:
-        first, last = (f"{day.day} {day:%B %Y}" for day in (days[0], days[-1]))
-        tags.append(first if first == last else f"{first} to {last}")
-    return tags
-
-
-def _day(run: Run) -> datetime | None:
-    try:
-        return datetime.fromisoformat(str(run.environment.get("started")))
-    except ValueError:
-        return None
+    days = sorted({str(run.environment.get("started", ""))[:10] for run in runs} - {""})
+    return [*tags, *([f"{days[0]} to {days[-1]}"] if len(days) > 1 else days)]
 
 
 def model_sentence(run: Run) -> str:
@@ -185,6 +175,7 @@ def result_sentence(run: Run) -> str:
         warnings="; ".join(one.short for one in about_result(run) if one.severity == "warning"),
         interval=interval_words(at.accuracy) if at else "",
         domains=_held_out_words(run),
+        unseen=not any(map(run.trained_on, run.held_out(TEST))),
         at=at,
         constant_answer=CONSTANT_ANSWER,
     )
@@ -229,15 +220,17 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 def reference_lines(run: Run) -> dict[str, float]:
     """Accuracy on held-out test images of the reference lines in the same folder, by method.
 
-    Only from runs with the same images, sites, model, rounds and seed.
+    Only from runs with the same images, model, rounds, seed and number of sites; of sites alone,
+    only where these hold the same images.
     """
     accuracies = {}
     for method in REFERENCES:
         folders = sorted(run.folder.parent.glob(f"{method}-*")) if method != run.method else ()
         for other in map(read_run, filter(is_run, folders)):
             differ = differing([flatten(run.settings), flatten(other.settings)])
-            alike = other.status == "completed" and not any(map(_SAME.match, differ))
-            if alike and (value := other.accuracy) is not None:
+            same = _SAME if method == "centralised" else _SAME_SITES
+            alike = other.method == method and not any(map(same.match, differ))
+            if alike and other.status == "completed" and (value := other.accuracy) is not None:
                 accuracies[method] = value
     return accuracies
 
@@ -246,6 +239,10 @@ _SAME = re.compile(
     r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
 )
 """Settings that runs must share to be compared."""
+_SAME_SITES = re.compile(
+    rf"{_SAME.pattern}|clients\.(partition|heterogeneity|alpha|shards|quantity_alpha)$"
+)
+"""Those that a run and one of its sites alone must share, too."""
 
 
 class _WorstClass(NamedTuple):
@@ -305,11 +302,10 @@ def _confusions(run: Run) -> dict[str, charts.Counts]:
 
 def _status_text(run: Run) -> str:
     """The status in a few words."""
-    if run.status == "completed":
-        return f"completed, {counted(run.rounds_done, 'round')}"
     done, planned = run.rounds_done, run.rounds_planned
-    rounds = f"{done} of " if planned not in (None, done) else ""
-    return f"{run.status}, {rounds}{counted(planned or done, 'round')}"
+    if run.status == "completed" or planned is None:
+        return f"{run.status}, {counted(done, 'round')}"
+    return f"{run.status}, {done} of {counted(planned, 'round')}"
 
 
 def _key_facts(run: Run) -> Facts:
@@ -324,7 +320,7 @@ def _key_facts(run: Run) -> Facts:
         cost=cost_of(run),
         classes=_class_names(run),
     )
-    return Facts([Fact(name.text, v.text, note.text, v.strong) for name, v, note in facts.rows])
+    return Facts(facts.rows)
 
 
 def _class_names(run: Run) -> Sequence[str]:
@@ -480,7 +476,7 @@ def _pictures_section(run: Run) -> Section | None:
 
 def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
-    newest = max(reversed(scores), key=lambda row: row.round)
+    newest = scores[-1]
     latest = [row for row in scores if (row.round, row.which) == (newest.round, newest.which)]
     keyed = grouped(((row.adaptation, row.batch_size), row) for row in latest)
     accuracies = {
@@ -538,8 +534,7 @@ def cost_of(run: Run) -> SummaryFile:
     """
     summary = run.summary
     if summary is None:
-        setup = run.setup
-        summary = summarize(run, run.status, None, {"setup": setup.seconds} if setup else {})
+        summary = summarize(run, run.status, None, {})
         sent = summary.bytes if run.rounds else {}
         summary = summary.model_copy(update={"peak_memory_bytes": None, "bytes": sent})
     seconds = dict(summary.seconds)

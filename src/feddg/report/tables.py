@@ -24,7 +24,6 @@ from feddg.comparison.statistics import (
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import first_names
-from feddg.methods.domains import DEAL_OUT, ONE_DOMAIN
 from feddg.records import TEST, as_cell, as_csv
 from feddg.report.blocks import Block, Cell, Column, Fold, Page, Prose, Section, Table
 from feddg.report.text import (
@@ -38,6 +37,7 @@ from feddg.report.text import (
     table_from,
 )
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING
+from feddg.runs.idle import DEAL_OUT, ONE_DOMAIN
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.text import (
@@ -147,7 +147,7 @@ def accuracy_table(
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
     beside = (
-        ("balanced_accuracy", "Balanced", "mean of all runs"),
+        ("balanced_accuracy", "Balanced", "mean over seeds with every column"),
         ("largest_class_share", "Largest class", "of the images"),
     )
     for metric, heading, below in () if brief else beside:
@@ -284,7 +284,9 @@ def margin_table(
     lags = bool(base) or len(accuracies) == 2
     about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
     caption = sentence("margins_caption", **about)
-    pairs = {frozenset((name, margin.other)): margin for name, margin in margins.items()}
+    # Of a pair the lead, which may be decided, and not the lag behind the best of several.
+    order = sorted(margins.items(), key=lambda item: item[1].decided)
+    pairs = {frozenset((name, margin.other)): margin for name, margin in order}
     return by_method(accuracies, columns, f"{caption} {unseen(pairs.values())}".strip(), named)
 
 
@@ -452,7 +454,7 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
         names = first_names([f"{name} ({state})" for name, state in results.open], 5)
         text = f"Incomplete, and left out: {names}."
         yield warning("runs-unfinished", text)
-    if count := len({row.folder or row.key for row in results.rows if row.run is None}):
+    if count := len({row.of_run for row in results.rows if row.run is None}):
         text = (
             f"{counted(count, 'run')} known from a results file alone, without a folder here: "
             "tables of accuracy have them; curves, costs and further metrics do not."
@@ -522,22 +524,15 @@ _LATEX = str.maketrans(
 
 def to_latex(table: Table) -> str:
     """Returns a table as a LaTeX ``table`` environment; needs the package ``booktabs``."""
+    from pandas import DataFrame
+
     heads, rows = _texts(table, lambda text: text.translate(_LATEX), r"\textbf{%s}")
     form = "".join("r" if column.numeric else "l" for column in table.columns)
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\begin{{tabular}}{{{form}}}",
-        r"\toprule",
-        " & ".join(heads) + r" \\",
-        r"\midrule",
-        *(" & ".join(row) + r" \\" for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        *([rf"\caption{{{table.caption.translate(_LATEX)}}}"] if table.caption else []),
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    shown = DataFrame(rows, columns=heads).style.hide(axis="index")
+    caption = table.caption.translate(_LATEX) or None
+    return shown.to_latex(
+        column_format=form, position_float="centering", hrules=True, caption=caption
+    )
 
 
 def margins_csv(results: Results) -> str:

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from jinja2 import Environment, StrictUndefined
 
-from feddg.evaluation.intervals import ShareInterval
 from feddg.evaluation.metrics import METRICS, Metric
 from feddg.methods.base import title_of
 from feddg.records import ID_TEST, ID_VAL, TEST, VAL, DecisionRow, Ends, EstimateRow, SubgroupRow
 from feddg.report.blocks import Cell, Column, Table
+from feddg.runs.intervals import ShareInterval
 from feddg.text import (
     MISSING,
     counted,

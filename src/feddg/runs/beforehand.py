@@ -90,7 +90,7 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     if data.source == features.SOURCE and data.features is None:
         width = {"data": {"features": features.count_features(data)}}
         return Experiment(**merge(experiment.given, width))
-    if data.root is not None and not data.root.is_dir():
+    if data.root is not None and not data.root.exists():
         return experiment  # which is an error, and the one thing to say
     written = experiment.given
     named = chosen_preset(written) or {"weights", "backbone"} & {*written.get("model", {})}

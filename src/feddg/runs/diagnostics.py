@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 import numpy
 
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
-from feddg.errors import FeddgError, RunError
-from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
+from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
-from feddg.methods.domains import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
+from feddg.runs.idle import NEVER_WEIGHTED, ONE_DOMAIN
+from feddg.runs.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.runs.reading import Run, going_on, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET
@@ -23,6 +23,8 @@ from feddg.text import counted
 
 LEAST_RISE: Final = 0.01
 """Accuracy rises or falls if it does by at least this much."""
+FEW: Final = 20
+"""With fewer images of a class, its recall changes by more than 5 points with each image."""
 
 
 MAJORITY: Final = "no-better-than-majority-class"
@@ -37,6 +39,7 @@ TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
+FEW_IMAGES: Final = "few-images-of-a-class"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
@@ -283,7 +286,7 @@ def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diag
 
 def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
-    steps = _end_steps(table, split)
+    steps = _end_steps(table.curve(split))
     if result.round != table.round or not steps:
         return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
@@ -304,7 +307,7 @@ def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[D
 
 def _unsteady(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
-    steps = _end_steps(table, split)
+    steps = _end_steps(table.curve(split))
     if result.round != table.round or not steps:
         return
     back = min(max(steps), -min(steps))
@@ -353,6 +356,32 @@ def _falls(table: NumberTable) -> Sequence[Diagnostic]:
             "train.momentum=0.9), or averaged weights (--averaging ema).",
         )
     ]
+
+
+def about_support(
+    parts: Iterable[tuple[str, str, Sequence[int]]], class_names: Sequence[str]
+) -> Iterator[Diagnostic]:
+    """Reports evaluated domains in which a class has fewer than 20 images or none.
+
+    Args:
+        parts: split, domain, and images of each class.
+        class_names: in the order of class ids.
+    """
+    places = []
+    for split, domain, counts in parts:
+        thin = [index for index, count in enumerate(counts) if count < FEW]
+        if thin:
+            names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin]
+            counted = [f"{name} ({counts[i]})" for name, i in zip(names, thin)]
+            places.append(f"{split} {domain}: {first_names(counted, 3)}")
+    if places:
+        more = f"; and in {len(places) - 3} more domains" if len(places) > 3 else ""
+        yield warning(
+            FEW_IMAGES,
+            f"Some classes have fewer than {FEW} images, or none: {'; '.join(places[:3])}{more}. "
+            "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
+            "without images.",
+        )
 
 
 def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
@@ -411,13 +440,13 @@ def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
     return wilson(share, math.fsum(row.effective for row in rows))
 
 
-def fluctuation(table: NumberTable, split: str = TEST) -> float | None:
-    """Returns how much accuracy fluctuates between evaluations at the end of a run.
+def fluctuation(curve: Mapping[int, float]) -> float | None:
+    """Returns how much accuracy, or a difference, fluctuates between evaluations at the end.
 
     This is the mean absolute deviation of the steps in the last third from their mean (the trend),
     a share in [0, 1]; None if there are too few steps.
     """
-    steps = _end_steps(table, split)
+    steps = _end_steps(curve)
     if not steps:
         return None
     trend = math.fsum(steps) / len(steps)
@@ -440,14 +469,13 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
         )
 
 
-def _end_steps(table: NumberTable, split: str) -> list[float]:
+def _end_steps(curve: Mapping[int, float]) -> list[float]:
     """Returns the steps between evaluations at the end, without that from the untrained model.
 
     They are a third of all, at least three, or all of a short run; none if they tell nothing.
     """
-    values = [value for round_, value in table.curve(split).items() if round_ > 0]
-    curve = [value for value in values if math.isfinite(value)]
-    steps = [after - before for before, after in pairwise(curve)]
+    values = [value for round_, value in curve.items() if round_ > 0 and math.isfinite(value)]
+    steps = [after - before for before, after in pairwise(values)]
     return steps[-max(3, len(steps) // 3) :] if len(steps) >= 2 else []
 
 
@@ -712,7 +740,8 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
         RunError: the folder is not a run folder.
     """
     weights = SELECTION_RULES.find(which).weights
-    table = read_run(Path(run)).table.where(weights=weights, round=round_)
+    record = read_run(Path(run))
+    table = record.table.where(weights=weights, round=round_)
     split = _held_out(table)
     result = split_accuracy(table, split)
     if result is None:
@@ -721,12 +750,13 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     share, domains = result.accuracy, ", ".join(row.domain for row in rows)
     images = sum(row.examples for row in rows)
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
+    unseen = "" if any(record.trained_on(row.domain) for row in rows) else " nobody trained on"
     if len(rows) > 1:
         return (
-            f"In its own test, on average over {len(rows)} domains nobody trained on ({domains}; "
+            f"In its own test, on average over {len(rows)} domains{unseen} ({domains}; "
             f"{images} images in all), the model was {right}."
         )
-    test = f"{images} images of a domain nobody trained on ({domains})"
+    test = f"{images} images of a domain{unseen} ({domains})"
     return f"In its own test the model was {right} of {test}."
 
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
-from feddg.evaluation.calibration import LEAST_SITES, apart, calibrated
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
 from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
+from feddg.runs.calibration import LEAST_SITES, apart, calibrated
 from feddg.runs.diagnostics import about_domains
 from feddg.runs.folder import MODELS, START, KeptModels
 from feddg.runs.observer import Observer
@@ -71,10 +71,6 @@ class Evaluate(RoundHook):
         self._at_chance: dict[str, Diagnostic] = {}
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []
-
-    def begun(self, state: State, round: Round) -> None:
-        """Evaluates the model that training starts from."""
-        round.evaluations = self.rows(state)
 
     def completed(self, state: State, round: Round) -> State:
         """Evaluates the round's model if it is due."""
@@ -144,7 +140,7 @@ class Evaluate(RoundHook):
         true, signals = zip(*known)
         for score in scores:
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
-                counted = int(score.counted[1] or score.examples)
+                counted = score.counted[0] or score.examples  # groups, of which labels say nothing
                 estimate = calibrated(score.confidence, signals, true, counted)
                 yield EstimateRow(
                     round=state.round,

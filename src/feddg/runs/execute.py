@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from feddg.data.data_set import find_augmentation
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
-from feddg.evaluation.accuracy import Evaluation, Outputs, about_support, energy, energy_threshold
+from feddg.evaluation.accuracy import Evaluation, Outputs, energy, energy_threshold
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -37,7 +37,8 @@ from feddg.records import (
     RoundRow,
     SetupRow,
 )
-from feddg.runs.diagnostics import about_divergence, about_end
+from feddg.runs.decision import decided
+from feddg.runs.diagnostics import about_divergence, about_end, about_support
 from feddg.runs.evaluate import Evaluate
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
@@ -69,6 +70,7 @@ from feddg.runs.reading import (
     read_run,
     require_run,
 )
+from feddg.runs.subgroups import by_subgroup
 from feddg.runs.summary import summarize
 from feddg.runs.tracking import chosen_trackers
 from feddg.storage import cache_folder, is_file
@@ -87,7 +89,7 @@ class Records(RoundHook):
         folder: the run's.
         models: the stored models.
         snapshots: rounds whose weights are kept.
-        seconds: gets the time of the setup.
+        evaluate: evaluates the model that training starts from.
         so_far: what was recorded before, of a run that goes on.
 
     Attributes:
@@ -101,7 +103,7 @@ class Records(RoundHook):
         folder: RunFolder,
         models: KeptModels,
         snapshots: Collection[int],
-        seconds: dict[str, float],
+        evaluate: Evaluate,
         so_far: Run,
     ) -> None:
         self._federation, self._folder, self.models = federation, folder, models
@@ -109,7 +111,7 @@ class Records(RoundHook):
         self._spent = {"images": 0, "bytes": setup.bytes, "seconds": setup.seconds}
         for row in rounds:
             self._add(row)
-        self._snapshots, self._seconds = snapshots, seconds
+        self._snapshots, self._evaluate = snapshots, evaluate
         # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
         # even after a crash while a checkpoint was under way, during the next round.
         self._beside = not federation.remote and not federation.defences.defences
@@ -120,22 +122,22 @@ class Records(RoundHook):
         self._folder.append(LEDGER, [row])
 
     def begun(self, state: State, round: Round) -> None:
-        """Writes what came of the setup, and pictures of it, if the images are here."""
-        self._seconds["setup"] = round.seconds - round.evaluating
+        """Writes what came of the setup, pictures of it if the images are here, and scores."""
         give_memory_back()
         ledger = self._federation.ledger
         row = SetupRow(
-            seconds=self._seconds["setup"],
+            seconds=round.seconds,
             bytes=sum(ledger.bytes.values()) if ledger else 0,
             groups=round.groups,
             left_out=round.left_out,
         )
         self._spent |= {"bytes": row.bytes, "seconds": row.seconds}
-        self.keep(state, [row], round.evaluations)
         images, settings = self._federation.clients, self._federation.settings
         if settings.evaluate.pictures and isinstance(images, Images):
+            # Before the checkpoint: a run that goes on from it draws none.
             with self._folder.writing(FIGURES) as figures:
                 draw_figures(figures, images, self._federation.method, state, settings.seed)
+        self.keep(state, [row], self._evaluate.rows(state))
 
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
@@ -227,7 +229,7 @@ def resume(
     """
     path = Path(folder)
     require_run(path)
-    _refuse_deployment(path, prepare)
+    _refuse_deployment(path)
     experiment = load_stored(path / EXPERIMENT)
     if device is not None:
         experiment = experiment.model_copy(update={"device": device})
@@ -235,9 +237,9 @@ def resume(
     return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
 
-def _refuse_deployment(path: Path, prepare: Prepare) -> None:
+def _refuse_deployment(path: Path) -> None:
     """Refuses the run of a deployment, whose clients' images are elsewhere."""
-    if prepare is in_process and is_file(path / DEPLOYMENT):
+    if is_file(path / DEPLOYMENT):
         raise RunError(
             f"{path} is a deployment's, whose sites have the images: `feddg deploy run` in the "
             "app's folder goes on with it"
@@ -270,17 +272,20 @@ def carry_out(
     prepare: Prepare = in_process,
     snapshots: Collection[int] = (),
     keep_unstarted: bool = False,
+    of_sites: bool = False,
 ) -> Run:
     """Carries out an experiment in the folder ``path``, with clients from ``prepare``.
 
     A folder made for a run that fails before its first round is removed again, unless
-    ``keep_unstarted``, which a comparison's page needs to report the reason. See
-    :func:`feddg.api.run` for the other arguments and errors.
+    ``keep_unstarted``, which a comparison's page needs to report the reason. A deployment's run is
+    gone on with ``of_sites`` only. See :func:`feddg.api.run` for the other arguments and errors.
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
         complete = is_complete(path)
         if not complete:
+            if not of_sites:
+                _refuse_deployment(path)
             (path / "report.html").unlink(missing_ok=True)  # of an earlier state
             work = partial(_run, experiment, folder, cache_folder(cache), prepare, snapshots)
             try:
@@ -324,7 +329,8 @@ def forget(
     """
     path = Path(folder)
     require_run(path)
-    _refuse_deployment(path, prepare)
+    if prepare is in_process:
+        _refuse_deployment(path)
     run, experiment = read_run(path), load_stored(path / EXPERIMENT)
     if not is_complete(path):
         raise RunError(f"{path} is not complete: finish it first (`feddg resume {path}`)")
@@ -347,7 +353,8 @@ def forget(
             f"that none can be taken out. {begin_again}"
         )
     varied = find_augmentation(experiment.train.augmentation)
-    if type(method).loss is not Method.loss or varied.moves or varied.recolors:
+    varies = (varied.moves or varied.recolors) and experiment.data.features is None
+    if type(method).loss is not Method.loss or varies:
         raise RunError(
             f"the sums of {path} are of images that {method.name} or train.augmentation changes "
             f"anew in every round, so that they cannot be made once more. {begin_again}"
@@ -432,6 +439,8 @@ def _run(
 ) -> None:
     checkpoint = folder.load_checkpoint()
     done = checkpoint.state.round if checkpoint else 0
+    if checkpoint is None:  # what an earlier attempt said may be of images that are gone
+        (folder.path / SUMMARY).unlink(missing_ok=True)
     with timed(seconds, "prepare"):
         federation = prepare(experiment, cache, observer.work)
     defences = federation.defences
@@ -458,7 +467,6 @@ def _run(
         experiment.evaluate,
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
-    writer = Records(federation, folder, models, snapshots, seconds, so_far)
     for defence in defences.defences:
         defence.keep_in(folder, done)
     if evaluation is not None:
@@ -472,9 +480,10 @@ def _run(
     # With the number of clients that the images say.
     observer.start(experiment.model_copy(update={"clients": federation.settings.clients}), done + 1)
     images = sum(row.images for row in so_far.rounds if row.round <= done)
+    evaluate = Evaluate(federation, models, observer, images)
+    writer = Records(federation, folder, models, snapshots, evaluate, so_far)
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
-    evaluate = Evaluate(federation, models, observer, images)
     federation.hooks += [observer, evaluate, writer]
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))
@@ -566,7 +575,7 @@ def write_details(
         which: the selection rule of the model.
         round: the round it is from.
     """
-    decision, subgroups = evaluation.decided(outputs), evaluation.by_subgroup(outputs)
+    decision, subgroups = decided(evaluation, outputs), by_subgroup(evaluation, outputs)
     details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
     folder.write_json(DETAILS, details)
 

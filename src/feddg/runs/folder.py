@@ -32,7 +32,6 @@ from feddg.records import (
     OPENED_SUMS,
     PRIVACY,
     VAL,
-    WISE_FT,
     Details,
     JsonFile,
     NumberRow,
@@ -630,7 +629,7 @@ def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, We
         The rule, its weights, and the round they are from.
 
     Raises:
-        RunError: there is no checkpoint, or no model by these rules; gives the reason for the last.
+        RunError: there is no checkpoint, or no model by these rules; says what the last one takes.
     """
     index = read_index(folder)
     for rule in rules:
@@ -641,8 +640,8 @@ def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, We
         if rule.name != FINAL.name and rule.weights not in MEANS:
             chosen = rule.of(read_run(folder).table).round
         return rule, weights, index.round if chosen is None else chosen
-    reason = _why_not_kept(folder, index, rules[-1])
-    raise RunError(f"{folder} has no {rules[-1].name!r} model: {reason}")
+    rule = rules[-1]
+    raise RunError(f"{folder} has no {rule.name!r} model, which takes {rule.needs}")
 
 
 def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> Weights:
@@ -655,21 +654,3 @@ def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> We
         return read_tensors(folder, index, index.state, "weights/")
     file = index.models.get(rule.name)
     return {} if file is None else read_tensors(folder, index, f"{MODELS}/{file}")
-
-
-def _why_not_kept(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> str:
-    run = read_run(folder)
-    if rule.weights in MEANS:
-        settings = run.experiment
-        if settings.evaluate.averages != "never" or settings.server.averaging == rule.weights:
-            return f"the mean has not begun by round {index.round} of {settings.train.rounds}"
-        return "its evaluate.averages is never"
-    if rule.weights == WISE_FT:
-        return "that takes server.wise_ft, and the run's last round"
-    round = rule.of(run.table).round
-    if round is not None:
-        return f"the rule chooses round {round}, whose weights this run did not keep"
-    return {
-        ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
-        VAL: "no held-out validation domain was measured (hold_out.val names one)",
-    }.get(rule.split or "", "the rule chooses no round yet")

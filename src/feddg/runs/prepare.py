@@ -4,7 +4,6 @@ import ctypes
 import math
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -74,11 +73,11 @@ from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.inprocess import InProcess
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.models.network import Network
 from feddg.models.normalization import about_normalization
 from feddg.records import BadImageRow, ClientRow, ClientsTable
+from feddg.runs.idle import idle_clients, unreached_weight
 from feddg.settings import (
     IMAGENET,
     DataSettings,
@@ -162,6 +161,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     """
     data, bad = experiment.data, list[BadImageRow]()
     table = load_images_of(data)
+    _check_names(experiment, table)
     root = table.root if _keeps_copies_together(data) else None
     contents = images_file(table, None if root is None else ContentHashes(root, cache))
     if root is not None:
@@ -191,13 +191,33 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     """
     data = experiment.data
     table = load_images_of(data)
+    _check_names(experiment, table)
     hashes = None if table.root is None else ContentHashes(table.root, cache)
     seen = None if hashes is None else hashes.see
     opened, surveyed = open_images(table, data, cache, progress=progress, seen=seen)
     contents = images_file(table, hashes).model_copy(
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
     )
-    return Loaded(*opened, contents, ignored_files(table), surveyed, Reading.of(data))
+    ignored = ignored_files(table, data.leave_out)
+    return Loaded(*opened, contents, ignored, surveyed, Reading.of(data))
+
+
+def _check_names(experiment: Experiment, table: ImageTable) -> None:
+    """Refuses what a list of the images shows to be wrong, before hours of decoding.
+
+    Raises:
+        DataError: there is no such domain.
+        ExperimentError: there is no such class, or two things say what is held out.
+    """
+    unseen, split_file = experiment.hold_out, experiment.data.split_file
+    held_out = [*unseen.test, *unseen.val]
+    if split_file is not None and held_out:
+        raise ExperimentError(
+            f"the split file {split_file} already says what is held out; do not set hold_out"
+        )
+    for name in held_out:
+        table.domain_id(name)
+    decision_of(experiment.evaluate, table.class_names)
 
 
 def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
@@ -368,7 +388,10 @@ class Images(Clients):
         """Returns each client's places among further in-domain rows."""
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
-            return held_alike(holders[self.splits.train], holders[rows])
+            names = holders[self.splits.train]
+            _, owners = numpy.unique(names, return_inverse=True)
+            if numpy.array_equal(owners, self.partition.owners):  # other rules deal otherwise
+                return held_alike(names, holders[rows])
         held, cells = self.partition, self.table.domains
         if self.by_class:  # then an image counts as one of its class in its domain
             cells = cells * len(self.table.class_names) + self.table.labels
@@ -474,11 +497,6 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
     data, unseen = experiment.data, experiment.hold_out
     held_out = [*unseen.test, *unseen.val]
     if data.split_file is not None:
-        if held_out:
-            raise ExperimentError(
-                f"the split file {data.split_file} already says what is held out; do not set "
-                "hold_out"
-            )
         _unused_shares(data, "the split file")
         splits = from_csv(table, data.split_file, [image.path for image in loaded.bad])
         if not len(splits.test) and not len(splits.val):
@@ -786,14 +804,6 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, obj
         "normalization": {"mean": worker.network.mean, "std": worker.network.std},
         "workers": federation.transport.processes,
     }
-
-
-def free_memory() -> int | None:
-    """Returns the memory available to programs in bytes; None if unknown."""
-    with suppress(OSError):
-        if found := re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text("ascii")):
-            return int(found[1]) * 1024
-    return None
 
 
 def give_memory_back() -> bool:

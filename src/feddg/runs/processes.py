@@ -1,5 +1,6 @@
 """Processes of this machine that work for the one that starts them, and end with it."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -8,9 +9,16 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from feddg.clients.threads import environment_of_job
+from feddg.clients.threads import available_cores
 
 Child = subprocess.Popen[str]
+
+
+def threads_per_job(jobs: int) -> int:
+    """Returns the threads for each of ``jobs`` processes; at most ``OMP_NUM_THREADS``."""
+    share = max(1, available_cores() // max(1, jobs))
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(limit)) if limit.isdigit() and int(limit) else share
 
 
 def child(
@@ -35,7 +43,7 @@ def child(
     return subprocess.Popen(
         [sys.executable, "-m", module, *words],
         stdin=subprocess.PIPE,
-        env=environment_of_job(threads) | dict(environment),
+        env=os.environ | {"OMP_NUM_THREADS": str(threads)} | dict(environment),
         start_new_session=True,
         text=True,
         encoding="utf-8",

@@ -159,4 +159,4 @@ def depths_of_run(folder: Path) -> tuple[int, ...]:
         RunError: the file is damaged.
     """
     images = ImagesFile.read(folder / IMAGES)
-    return () if images is None else tuple(sorted({*images.depths.values()}))
+    return () if images is None else images.bit_depths

@@ -358,12 +358,20 @@ class Run(Shown):
         return {client.id: client.name for client in self.clients.clients} if self.clients else {}
 
     def held_out(self, split: str) -> list[str]:
-        """Returns the domains held out for a split (``test``, ``val``), as planned or evaluated."""
+        """Returns the domains evaluated as a split (``test``, ``val``); before that, as planned."""
         hold_out = self.settings.get("hold_out")
         planned = hold_out.get(split) if isinstance(hold_out, dict) else None
-        if isinstance(planned, str):
-            return [planned]
-        return [str(name) for name in planned or self.table.where(split=split).domains]
+        names = [planned] if isinstance(planned, str) else [str(name) for name in planned or ()]
+        measured = self.table.where(split=split).domains
+        return sorted(measured, key=lambda n: names.index(n) if n in names else len(names)) or names
+
+    def trained_on(self, domain: str) -> bool:
+        """Whether clients hold images of an evaluated domain: a deployment's sites may."""
+        table = self.remaining
+        counts = zip(table.domains, zip(*(one.domains for one in table.clients))) if table else ()
+        held = [name for name, images in counts if any(images)]
+        # Where several sites measure a domain, its name has theirs behind it.
+        return any(f"{domain} at ".startswith(f"{name} at ") for name in held)
 
     def pictures(self) -> list[tuple[Path, str]]:
         """The pictures of the run with their captions, in the order of the captions file."""

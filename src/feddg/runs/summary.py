@@ -53,6 +53,8 @@ def summarize(
     """
     rounds = record.rounds
     seconds: dict[str, float] = defaultdict(float)
+    if record.setup is not None:
+        seconds["setup"] = record.setup.seconds
     for row in rounds:
         for name, value in row.seconds.items():
             seconds[name] += value
@@ -63,7 +65,7 @@ def summarize(
         rounds=record.rounds_done,
         seconds={**seconds, **took},
         images_per_second=images / training if training else 0.0,
-        bytes=_bytes(record.ledger.messages),
+        bytes=_bytes(record.ledger.messages, len(record.clients.clients) if record.clients else 0),
         error=error,
         peak_memory_bytes=peak_memory(),
         diagnostics=[
@@ -81,11 +83,13 @@ def summarize(
     )
 
 
-def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
-    """Mean bytes per client of the setup, and per client and round of the training."""
+def _bytes(messages: Sequence[MessageRow], clients: int) -> dict[str, float]:
+    """Mean bytes per client of the setup, and per client and round of the training; and all."""
     totals: dict[tuple[bool, str], int] = defaultdict(int)
     takers: dict[tuple[bool, str], set[tuple[int, int]]] = defaultdict(set)
     for message in messages:
+        if not 0 <= message.client < clients:
+            continue  # a node that is no site, or one that only evaluates
         key = (message.round == 0, message.direction)
         totals[key] += message.bytes
         takers[key].add((message.round, message.client))
@@ -95,7 +99,7 @@ def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
         "setup_down_per_client": mean.get((True, "down"), 0.0),
         "up_per_client_round": mean.get((False, "up"), 0.0),
         "down_per_client_round": mean.get((False, "down"), 0.0),
-        "total": sum(totals.values()),
+        "total": sum(message.bytes for message in messages),
     }
 
 

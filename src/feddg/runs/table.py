@@ -231,6 +231,7 @@ class SelectionRule:
         weights: the weights of the chosen round, as in a row of the table.
         optional: whether tables omit it if no run has evaluated its weights.
         when: words for a sentence, after an accuracy.
+        needs: what a run must have for such a model, for an error where it has none.
     """
 
     name: str
@@ -240,6 +241,7 @@ class SelectionRule:
     weights: str = LAST
     optional: bool = False
     when: str = ""
+    needs: str = "a round that the rule chooses while it trains"
 
     @property
     def aliases(self) -> tuple[str]:
@@ -288,31 +290,47 @@ def best_round(table: NumberTable, split: str) -> int | None:
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 
 
-def _of_weights(weights: str, title: str, when: str) -> SelectionRule:
+def _of_weights(weights: str, title: str, when: str, needs: str) -> SelectionRule:
     """Returns the rule that selects the named weights after the last round."""
+    when = f"by {when}"
     return SelectionRule(
-        weights, title, final_round, weights=weights, optional=True, when=f"by {when}"
+        weights, title, final_round, weights=weights, optional=True, when=when, needs=needs
     )
 
 
-def _of_validation(name: str, split: str, of: str) -> SelectionRule:
+def _of_validation(name: str, split: str, of: str, needs: str) -> SelectionRule:
     title, when = f"Best {of} validation", f"after the round that is best on {of} validation"
-    return SelectionRule(name, title, partial(best_round, split=split), split, when=when)
+    choose = partial(best_round, split=split)
+    return SelectionRule(name, title, choose, split, when=when, needs=needs)
+
+
+_A_MEAN: Final = "evaluate.averages or server.averaging, and a round in which the mean has begun"
 
 
 FINAL: Final = add_rule(
     SelectionRule("final", "Final round", final_round, when="after the final round")
 )
 SWA_MEAN: Final = add_rule(
-    _of_weights(SWA, "Mean of the last rounds", "the mean of the last rounds' models")
+    _of_weights(SWA, "Mean of the last rounds", "the mean of the last rounds' models", _A_MEAN)
 )
 EMA_MEAN: Final = add_rule(
-    _of_weights(EMA, "Exponential mean", "the exponential mean of the rounds' models")
+    _of_weights(EMA, "Exponential mean", "the exponential mean of the rounds' models", _A_MEAN)
 )
-BEST_IN_DOMAIN: Final = add_rule(_of_validation("best_in_domain", ID_VAL, "in-domain"))
-BEST_HELD_OUT: Final = add_rule(_of_validation("best_held_out", VAL, "held-out"))
+BEST_IN_DOMAIN: Final = add_rule(
+    _of_validation(
+        "best_in_domain", ID_VAL, "in-domain", "in-domain validation images (data.id_val)"
+    )
+)
+BEST_HELD_OUT: Final = add_rule(
+    _of_validation("best_held_out", VAL, "held-out", "a held-out validation domain (hold_out.val)")
+)
 WISE_FT_RULE: Final = add_rule(
-    _of_weights(WISE_FT, "WiSE-FT", "a mix of the final model and the one it began from")
+    _of_weights(
+        WISE_FT,
+        "WiSE-FT",
+        "a mix of the final model and the one it began from",
+        "server.wise_ft, and the run's last round",
+    )
 )
 
 

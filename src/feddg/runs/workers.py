@@ -21,14 +21,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from feddg.clients.threads import share_of_process, threads, threads_per_job
-from feddg.data.decoding import hash_of
+from feddg.clients.threads import share_of_process, threads
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
-from feddg.federation.workers import (
+from feddg.messages import Message, under
+from feddg.models.precision import choose_device
+from feddg.runs.channel import (
     FAILED,
     MINUTES_TO_JOIN,
     PREDICT,
@@ -38,11 +39,9 @@ from feddg.federation.workers import (
     share_of_batches,
     work_on,
 )
-from feddg.messages import Message, under
-from feddg.models.precision import choose_device
 from feddg.runs.prepare import Prepare, federation_of, images_of, in_process, load_images
-from feddg.runs.processes import Child, child, death, end, with_parent
-from feddg.storage import cache_folder
+from feddg.runs.processes import Child, child, death, end, threads_per_job, with_parent
+from feddg.storage import cache_folder, hash_of
 
 RUN, END = "run", "end"
 PATIENCE = timedelta(days=30)

@@ -127,6 +127,7 @@ def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> JSONRes
 
 
 LONGEST_NAME = 255
+"""How much of a file's name is given back; its end tells the format."""
 HOW = "send multipart/form-data with one or several files, as `curl -F images=@image.png` does"
 
 
@@ -139,17 +140,6 @@ class _InMemory(MultiPartParser):
         """Frees what was received, complete or not."""
         for file in self._files_to_close_on_error:
             file.close()
-
-
-def refuse_large(request: Request, limits: ServeLimits) -> None:
-    """Refuses a body that is too large by its header, before it is read.
-
-    Raises:
-        HTTPException: the body is too large.
-    """
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:20]) > limits.request_bytes:
-        raise _too_large(limits)
 
 
 async def read_uploads(request: Request, limits: ServeLimits) -> list[ImageBytes]:
@@ -187,15 +177,9 @@ async def _image(field: str, value: UploadFile | str) -> ImageBytes:
     if isinstance(value, str):
         shown = "".join(c for c in field[:40] if c.isprintable())
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"the field {shown!r} is not a file; {HOW}")
-    name = value.filename or ""
-    plain = printable(name) == name and not set(name) & set("/\\")
-    if not plain or name in ("", ".", "..") or len(name) > LONGEST_NAME:
-        raise HTTPException(
-            HTTPStatus.BAD_REQUEST,
-            "a file's name must be a plain name: no path, no control characters, at most "
-            f"{LONGEST_NAME} characters",
-        )
-    return ImageBytes(name, await value.read())
+    if not value.filename:
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"a file has no name; {HOW}")
+    return ImageBytes(printable(value.filename[-LONGEST_NAME:]), await value.read())
 
 
 async def _within(request: Request, limits: ServeLimits) -> AsyncGenerator[bytes, None]:
@@ -204,18 +188,14 @@ async def _within(request: Request, limits: ServeLimits) -> AsyncGenerator[bytes
     async for chunk in request.stream():
         received += len(chunk)
         if received > limits.request_bytes:
-            raise _too_large(limits)
+            raise HTTPException(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                f"a request may have {limits.request_megabytes:g} MB; send fewer or smaller images",
+            )
         yield chunk
 
 
-def _too_large(limits: ServeLimits) -> HTTPException:
-    return HTTPException(
-        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        f"a request may have {limits.request_megabytes:g} MB; send fewer or smaller images",
-    )
-
-
-# From uploaded files to answers: decoded side by side, predicted together with whatever waits.
+# From uploaded files to answers: decoded side by side, predicted request by request.
 
 
 MOST_DECODERS = 4
@@ -223,8 +203,6 @@ MOST_TOGETHER = 64
 """Most images in one forward pass."""
 FAILED = "the model failed on these images; the server's log says why"
 
-Raw = tuple[numpy.ndarray, float]
-"""Probabilities ``(classes,)`` and energy."""
 Answered = tuple[Prediction, HTTPStatus]
 """The prediction for one uploaded file, and its HTTP status if it were the only file."""
 
@@ -233,7 +211,7 @@ class Answerer:
     """Answers requests with uploaded files, in one event loop.
 
     A few requests are processed, some wait with their body unread, and further ones are refused.
-    One thread runs the model, so requests that arrive meanwhile share one forward pass.
+    One thread runs the model, for one request after the other.
 
     Args:
         classifier: the model; its predictions must not depend on earlier images.
@@ -246,8 +224,6 @@ class Answerer:
         decoders = min(MOST_DECODERS, available_cores())
         self._decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._waiting: list[tuple[numpy.ndarray, asyncio.Future[Raw]]] = []
-        self._at_work: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> list[Answered]:
         """Returns the answer for each file.
@@ -255,7 +231,6 @@ class Answerer:
         Raises:
             HTTPException: the request cannot be used, too many wait, or the model failed.
         """
-        refuse_large(request, self._limits)
         if self._free.locked() and self._queued >= self._limits.waiting:
             raise HTTPException(
                 HTTPStatus.SERVICE_UNAVAILABLE,
@@ -268,8 +243,7 @@ class Answerer:
         finally:
             self._queued -= 1
         try:
-            images = await read_uploads(request, self._limits)
-            return list(await asyncio.gather(*map(self._one, images)))
+            return await self._answers(await read_uploads(request, self._limits))
         finally:
             self._free.release()
 
@@ -278,53 +252,52 @@ class Answerer:
         self._decoders.shutdown(cancel_futures=True)
         self._model.shutdown(cancel_futures=True)
 
-    async def _one(self, image: ImageBytes) -> Answered:
+    async def _answers(self, images: Sequence[ImageBytes]) -> list[Answered]:
         loop = asyncio.get_running_loop()
+        decoded = await asyncio.gather(
+            *(loop.run_in_executor(self._decoders, self._decode, image) for image in images)
+        )
+        usable = [pixels for pixels in decoded if isinstance(pixels, numpy.ndarray)]
         try:
-            pixels = await loop.run_in_executor(self._decoders, self._decode, image)
+            found = iter(await loop.run_in_executor(self._model, self._predict, usable))
+        except Exception:  # out of memory, say
+            log.exception("the model failed")
+            raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED) from None
+        return [
+            (prediction_of(self._classifier, image.name, *next(found)), HTTPStatus.OK)
+            if isinstance(part, numpy.ndarray)
+            else part
+            for image, part in zip(images, decoded)
+        ]
+
+    def _predict(self, images: Sequence[numpy.ndarray]) -> list[tuple[numpy.ndarray, float]]:
+        """Returns probabilities ``(classes,)`` and energy of each image."""
+        found: list[tuple[numpy.ndarray, float]] = []
+        for start in range(0, len(images), MOST_TOGETHER):
+            part = numpy.stack(images[start : start + MOST_TOGETHER])
+            shares, energies = self._classifier.answer(part)
+            found += zip(shares, map(float, energies))
+        return found
+
+    def _decode(self, image: ImageBytes) -> numpy.ndarray | Answered:
+        """Returns a file's pixels, or the answer that says why there are none."""
+        about, limit = self._classifier.description, self._limits.pixels
+        side = about.tile
+        try:
+            if side is not None and len(names_in(image, image.name, side)) > 1:
+                raise UnusableImageError(
+                    f"the model was trained on tiles of {side} x {side} pixels: send tiles, or use "
+                    "`feddg predict`, which cuts them"
+                )
+            return about.decode(image, limit)
+        except OversizedImageError:
+            reason = f"it has more than {limit / 1e6:g} million pixels, the limit here"
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+        except UnknownFormatError as error:
+            reason, status = str(error), HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         except (UnusableImageError, MissingPackage) as error:
             reason, status = str(error), HTTPStatus.UNPROCESSABLE_ENTITY
-            if isinstance(error, OversizedImageError):
-                millions = f"{self._limits.pixels / 1e6:g} million pixels"
-                reason = f"it has more than {millions}, the limit here"
-                status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-            elif isinstance(error, UnknownFormatError):
-                status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-            return Prediction(image.name, reason=reason), status
-        answer = loop.create_future()
-        self._waiting.append((pixels, answer))
-        if self._at_work is None or self._at_work.done():
-            self._at_work = loop.create_task(self._work())
-        return prediction_of(self._classifier, image.name, *await answer), HTTPStatus.OK
-
-    async def _work(self) -> None:
-        """Answers waiting files until there are none."""
-        loop = asyncio.get_running_loop()
-        while self._waiting:
-            part, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
-            pixels = numpy.stack([image for image, _ in part])
-            try:
-                answers = await loop.run_in_executor(self._model, self._classifier.answer, pixels)
-            except Exception:  # out of memory, say; whoever waits must be told
-                log.exception("the model failed")
-                for _, answer in part:
-                    if not answer.done():
-                        fault = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED)
-                        answer.set_exception(fault)
-                continue
-            for (_, answer), shares, energy in zip(part, *answers):
-                if not answer.done():  # its request may have gone away
-                    answer.set_result((shares, float(energy)))
-
-    def _decode(self, image: ImageBytes) -> numpy.ndarray:
-        about = self._classifier.description
-        side = about.tile
-        if side is not None and len(names_in(image, image.name, side)) > 1:
-            raise UnusableImageError(
-                f"the model was trained on tiles of {side} x {side} pixels: send tiles, or use "
-                "`feddg predict`, which cuts them"
-            )
-        return about.decode(image, self._limits.pixels)
+        return Prediction(image.name, reason=reason), status
 
 
 # What a server answers: the schema of every answer, for programs and for the interface's page.

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy
 
+from feddg.data.decoded import open_pixels
 from feddg.data.decoding import require_own_names
 from feddg.data.fingerprint import ContentHashes, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import about_copies, about_labels
-from feddg.data.pixels import open_pixels
 from feddg.data.splits import from_roles
 from feddg.errors import DataError, FeddgError
 from feddg.testing.methods import Fault, FaultsFound

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 from unittest.mock import patch
 
 import numpy
@@ -94,7 +94,7 @@ class FaultsFound(AssertionError):
 
 
 class MethodFault(FaultsFound):
-    """A method breaks rules."""
+    """A method breaks a rule."""
 
 
 class _Images(list[Any]):
@@ -154,29 +154,16 @@ class _Small(Federation):
 
 Make = Callable[[], Method]
 Found = tuple[str, str] | None
-Kind = Literal["runs", "changes", "bits", "further", "alone"]
-KINDS: dict[Callable[[Make], Found], Kind] = {}
-"""Every check with its kind, in order; each returns what is wrong and why it matters, or None.
+CHECKS: list[Callable[[Make], Found]] = []
+"""Every check, in order; each returns what is wrong and why it matters, or None.
 
-What is wrong once shows in many ways, so a check waits while one is broken that comes before it:
-of ``bits`` the first one speaks; nothing speaks of a method that does not run or changes what it
-must not, but checks of that kind and those that are ``alone``.
+What is wrong once shows in many ways, so causes come before what they lead to.
 """
-AFTER: dict[Kind, tuple[Kind, ...]] = {
-    "runs": (),
-    "changes": ("runs",),
-    "bits": ("runs", "changes", "bits"),
-    "further": ("runs", "changes"),
-    "alone": (),
-}
 
 
-def _check(kind: Kind) -> Callable[[Callable[[Make], Found]], Callable[[Make], Found]]:
-    def add(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
-        KINDS[check] = kind
-        return check
-
-    return add
+def _check(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
+    CHECKS.append(check)
+    return check
 
 
 @dataclass
@@ -229,7 +216,7 @@ def _trained(make: Make) -> _Watched:
     return _Watched(small, *changes, errors, error)
 
 
-@_check("runs")
+@_check
 def messages_are_declared(make: Make) -> Found:
     """What clients send must be declared, finite, and a message; weights keep their form."""
     seen = _trained(make)
@@ -257,7 +244,7 @@ def messages_are_declared(make: Make) -> Found:
     return None
 
 
-@_check("changes")
+@_check
 def nothing_is_kept_on_self(make: Make) -> Found:
     """A method object has no state of clients or rounds."""
     seen = _trained(make)
@@ -271,7 +258,7 @@ def nothing_is_kept_on_self(make: Make) -> Found:
     )
 
 
-@_check("changes")
+@_check
 def what_all_share_stays(make: Make) -> Found:
     """No global generator is drawn from or seeded, and no setting of PyTorch changed."""
     seen = _trained(make)
@@ -285,7 +272,7 @@ def what_all_share_stays(make: Make) -> Found:
     )
 
 
-@_check("changes")
+@_check
 def what_is_sent_stays(make: Make) -> Found:
     """Weights, extras, context and labels are not changed in place by whoever is given them."""
     seen = _trained(make)
@@ -301,7 +288,7 @@ def what_is_sent_stays(make: Make) -> Found:
     )
 
 
-@_check("changes")
+@_check
 def every_update_counts_once(make: Make) -> Found:
     """The aggregate takes every update once, in any order, and none after the next is drawn."""
     _trained(make).raise_error()
@@ -357,7 +344,7 @@ def _unlike(one: Weights, other: Weights, what: str, why: str) -> Found:
     return None if differ is None else (what.format(differ), why)
 
 
-@_check("bits")
+@_check
 def twice_the_same(make: Make) -> Found:
     """The same experiment gives the same bits."""
     return _unlike(
@@ -369,7 +356,7 @@ def twice_the_same(make: Make) -> Found:
     )
 
 
-@_check("bits")
+@_check
 def clients_in_any_order(make: Make) -> Found:
     """What a client sends does not depend on who trained before."""
     return _unlike(
@@ -380,7 +367,7 @@ def clients_in_any_order(make: Make) -> Found:
     )
 
 
-@_check("bits")
+@_check
 def a_stopped_run_goes_on(make: Make) -> Found:
     """A checkpoint holds all that a run needs, of clients that rest, too."""
     whole, second = (_Small(make(), (6, 5, 4, 6), clients_per_round=2) for _ in range(2))
@@ -401,7 +388,7 @@ def a_stopped_run_goes_on(make: Make) -> Found:
     )
 
 
-@_check("bits")
+@_check
 def a_network_changes_nothing(make: Make) -> Found:
     """Over Flower, in messages of bytes, a run has the same bits."""
     if find_spec("flwr") is None or find_spec("feddg.deploy") is None:
@@ -461,7 +448,7 @@ def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
     return weights, long - short, None
 
 
-@_check("bits")
+@_check
 def a_device_has_the_same_bits(make: Make) -> Found:
     """On a device that is not the CPU."""
     if not HAS_SECOND_DEVICE:
@@ -473,7 +460,7 @@ def a_device_has_the_same_bits(make: Make) -> Found:
     return _unlike(expected, weights, "on a device it differs in {}", why)
 
 
-@_check("further")
+@_check
 def a_device_need_not_wait(make: Make) -> Found:
     """Tensors are where they must be, and nothing waits for a device inside a step."""
     if not HAS_SECOND_DEVICE:
@@ -492,7 +479,7 @@ def a_device_need_not_wait(make: Make) -> Found:
     )
 
 
-@_check("bits")
+@_check
 def a_recorded_step_does_the_same(make: Make) -> Found:
     """On a device, a step that is recorded gives the same bits; says why none is."""
     if not HAS_SECOND_DEVICE:
@@ -516,7 +503,7 @@ def a_recorded_step_does_the_same(make: Make) -> Found:
     )
 
 
-@_check("further")
+@_check
 def odd_clients_train_too(make: Make) -> Found:
     """Clients of one image, without a class or without images, and a lone client."""
     odd: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
@@ -538,7 +525,7 @@ def odd_clients_train_too(make: Make) -> Found:
     return None
 
 
-@_check("alone")
+@_check
 def settings_are_checked(make: Make) -> Found:
     """An unknown setting is refused, and every setting says what it is."""
     method = make()
@@ -555,7 +542,7 @@ def settings_are_checked(make: Make) -> Found:
     return None
 
 
-@_check("further")
+@_check
 def others_may_join_in(make: Make) -> Found:
     """It composes with another method, or says why not."""
     kind, given = type(make()), make().settings.model_dump(exclude_unset=True)
@@ -568,9 +555,6 @@ def others_may_join_in(make: Make) -> Found:
     except Exception as error:
         return f"with fedprox: {_said(error, make())}", "Hooks call super() and add to it"
     return None
-
-
-CHECKS = list(KINDS)
 
 
 def check_method(
@@ -586,35 +570,27 @@ def check_method(
         checks: which of ``CHECKS``.
 
     Raises:
-        MethodFault: it breaks rules; says which, where and why they matter.
+        MethodFault: it breaks a rule; says which, where and why it matters. What shows in later
+            checks may come of it, so these are not tried.
     """
-    faults: list[Fault] = []
-    broken: set[Kind] = set()
     if checks is CHECKS:  # the class may be another than it was
         _trained.cache_clear()
         _on_device.cache_clear()
-    waiting = 0
     if getattr(method, "gathers_images", False):
         text = "It trains where all images are: only its settings are checked."
         emit(note("not-checked", text))
-        checks = [check for check in checks if KINDS.get(check) == "alone"]
+        checks = [check for check in checks if check is settings_are_checked]
     with as_they_were(), quietly():
         torch.set_num_threads(1)
-        for check in checks:
-            kind = KINDS.get(check, "alone")
-            if broken & {*AFTER[kind]}:
-                waiting += 1
-                continue
+        for place, check in enumerate(checks):
             try:
-                fault = check(method)
+                found = check(method)
             except Exception as error:
-                fault = _said(error, method), "It cannot be trained"
-            if fault is not None:
-                faults.append(Fault(check.__name__.replace("_", " "), *fault))
-                broken.add(kind)
-    if faults:
-        name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
-        raise MethodFault(name, faults, waiting)
+                found = _said(error, method), "It cannot be trained"
+            if found is not None:
+                name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
+                fault = Fault(check.__name__.replace("_", " "), *found)
+                raise MethodFault(name, [fault], waiting=len(checks) - place - 1)
 
 
 def _said(error: Exception, method: Method | Make) -> str:

@@ -24,6 +24,7 @@ from pydicom.uid import (
 )
 
 from dicoms import SECRETS, dicom, put_raw
+from feddg.data.decoded import installed_decoders, open_pixels
 from feddg.data.decoding import (
     Reading,
     UnusableImageError,
@@ -33,7 +34,6 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageBytes, from_folder
 from feddg.data.inspection import about_ignored, ignored_files, stored_images, survey
-from feddg.data.pixels import installed_decoders, open_pixels
 
 SIDE = 16
 RAMP = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
@@ -311,7 +311,7 @@ def test_what_a_plugin_was_missing_for_is_there_once_it_is_installed(tmp_path, m
         assert [image.path for image in bad] == ["lab/well/squeezed.dcm"]
         assert "pip install 'pylibjpeg[all]'" in bad[0].reason
     also = {**installed_decoders(), "pylibjpeg": "2.1"}
-    monkeypatch.setattr("feddg.data.pixels.installed_decoders", lambda: also)
+    monkeypatch.setattr("feddg.data.decoded.installed_decoders", lambda: also)
     table, store, bad = opened()
     assert (len(table), bad) == (3, [])
     assert store.gather([table.paths.index("lab/well/squeezed.dcm")]).float().mean() > 100

@@ -8,7 +8,7 @@ from PIL import Image
 
 import published_trees as trees
 from feddg.data.data_set import load_source
-from feddg.data.pixels import open_pixels
+from feddg.data.decoded import open_pixels
 from feddg.errors import DataError
 from published_trees import by_split, rows
 

@@ -1,5 +1,6 @@
 """Tables of features: read in three formats, trained on, predicted, and refused with a reason."""
 
+import re
 from pathlib import Path
 
 import numpy
@@ -8,8 +9,10 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
+from typer.testing import CliRunner
 
 import feddg
+from feddg.cli import app
 from feddg.clients.threads import threads
 from feddg.data.data_set import load_source
 from feddg.data.pixels import Vectors
@@ -95,6 +98,16 @@ def test_csv_parquet_lists_and_safetensors_are_one_table(table):
     other = load_source("features", table.with_name("t.safetensors"))
     numpy.testing.assert_array_equal(other.images, first.images)
     assert other.class_names == ("0", "1", "2")
+
+
+def test_several_tensors_of_features_are_columns_of_their_own(tmp_path):
+    random = numpy.random.default_rng(0)
+    near, far = (random.normal(size=(6, width)).astype("float32") for width in (4, 2))
+    tensors = {"label": numpy.arange(6) % 2, "domain": numpy.arange(6) // 3, "f": near, "g": far}
+    save_file(tensors, tmp_path / "t.safetensors")
+    found = load_source("features", tmp_path / "t.safetensors")
+    assert found.feature_names == ("f 0", "f 1", "f 2", "f 3", "g 0", "g 1")
+    numpy.testing.assert_array_equal(found.images, numpy.concatenate([near, far], 1))
 
 
 def test_columns_have_other_names_and_clients_and_splits(table):
@@ -259,8 +272,26 @@ def test_what_a_run_learnt_labels_another_table(table):
     ):
         odd.to_csv("odd.csv", index=False)
         for model in (done.folder, "shared"):
-            with pytest.raises(DataError, match=f"odd.csv {words}"):
-                list(feddg.predict(model, "odd.csv"))
+            (row,) = feddg.predict(model, "odd.csv")
+            assert re.search(f"odd.csv {words}", row.reason)
+
+
+def test_a_bad_table_or_row_does_not_stop_the_others(table):
+    folder = run(table, method="ridge").folder
+    unseen = frame_of(6).drop(columns=["label", "domain"])
+    unseen.to_csv("good.csv", index=False)
+    unseen.drop(columns="f3").to_csv("narrow.csv", index=False)
+    large = unseen.f3.where(unseen.index > 1, 3e38)  # their logits are infinite
+    unseen.assign(f3=large).to_csv("partly.csv", index=False)
+    bad = []
+    named = ["narrow.csv", "good.csv", "partly.csv"]
+    done = feddg.predict_files(folder, named, Path("labels.csv"), on_bad=bad.append)
+    assert (done.files, done.failed) == (3, 1)
+    assert len(bad) == 1 + 2
+    assert sum(done.labels.values()) == 6 + 4
+    ended = CliRunner().invoke(app, ["predict", str(folder), *named, "--out", "x.csv", "-q"])
+    assert ended.exit_code == 0
+    assert "2 of 3 tables labelled" in ended.output
 
 
 def diagnosed(file, **changes):

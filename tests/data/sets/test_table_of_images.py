@@ -2,6 +2,7 @@
 
 import logging
 import re
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,25 @@ def test_options_are_part_of_the_experiment(tmp_path: Path) -> None:
         experiment_of(file, data={"options": {"lable": "x"}})
     with pytest.raises(ExperimentError, match=r"data\.options: label"):
         experiment_of(file, data={"options": {"label": 3}})
+
+
+def test_a_domain_or_patient_in_two_forms_of_unicode_is_one(tmp_path: Path) -> None:
+    one, other = (unicodedata.normalize(form, "Orléans") for form in ("NFC", "NFD"))
+    rows = [
+        [image(tmp_path / f"{n}.png").name, "sick" if n % 2 else "well", place, place, role]
+        for n, (place, role) in enumerate([(one, "train"), (other, "test")] * 4)
+    ]
+    table = load_source("table", write_table(tmp_path / "t.csv", rows))
+    assert table.domain_names == (one,)
+    assert set(table.split.tolist()) == {"train", "id_test"}
+    assert set(table.clients.tolist()) == {one}
+
+
+def test_a_table_may_list_tiles_alone(tmp_path: Path) -> None:
+    image(tmp_path / "a.png")
+    rows = [[f"a.png#x{4 * n}y0w4h4", "sick" if n else "well", "east"] for n in range(2)]
+    table = load_source("table", write_table(tmp_path / "t.csv", rows, ("path", "label", "domain")))
+    assert len(table) == 2
 
 
 def test_the_own_split_may_be_left_aside(tmp_path: Path) -> None:

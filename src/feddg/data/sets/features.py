@@ -35,7 +35,8 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
     Args:
         root: a CSV, Parquet or safetensors file. Columns other than those of the options are
             numbers, one feature each, or a single column holds lists of them. In safetensors,
-            every column is a tensor of ``n`` rows; ``(n, d)`` is d features.
+            every column is a tensor of ``n`` rows; ``(n, d)`` is d features, called ``NAME 0`` to
+            ``NAME d-1`` where there are others.
         options: names of its columns.
 
     Raises:
@@ -140,7 +141,20 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
                 name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
                 for name, tensor in load_file(file).items()  # NumPy knows no bfloat16
             }
-            frame = pandas.DataFrame({n: list(t) if t.ndim > 1 else t for n, t in tensors.items()})
+            alone = len(tensors.keys() - set(options.columns.values())) == 1
+            columns: dict[str, object] = {}
+            for name, tensor in tensors.items():
+                if tensor.ndim > 2:
+                    raise DataError(
+                        f"{file}: the column {name!r} is {tensor.shape}: expected (n,) or (n, d)."
+                    )
+                if tensor.ndim < 2:
+                    columns[name] = tensor
+                elif alone:  # a column of lists, as in Parquet
+                    columns[name] = list(tensor)
+                else:
+                    columns |= {f"{name} {place}": part for place, part in enumerate(tensor.T)}
+            frame = pandas.DataFrame(columns)
     if not len(frame):
         raise DataError(f"{file} has no rows.")
     frame.columns = pandas.Index(map(str, frame))

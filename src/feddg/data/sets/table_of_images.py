@@ -10,7 +10,7 @@ from pydantic import Field
 from feddg.data import splits
 from feddg.data.columns import FIRST, Columns, read_columns
 from feddg.data.data_set import define
-from feddg.data.images import ImageTable, listed_images, roles_of_domains
+from feddg.data.images import ImageTable, composed, listed_images, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
@@ -180,7 +180,7 @@ def images_of_columns(
     Raises:
         DataError: a split is none; names its row.
     """
-    texts, domains = columns.get("split", ()), columns["domain"]
+    texts, domains = columns.get("split", ()), [*map(composed, columns["domain"])]
     roles = [ROLES.get(text.lower(), "") for text in texts]
     if "" in roles:
         place = roles.index("")

@@ -1,16 +1,10 @@
-"""Intervals for shares of counted things, over images or over groups of them."""
+"""Intervals for shares of counted things; p values corrected for their number."""
 
 import math
-import statistics
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import numpy
-
-from feddg.evaluation.metrics import student
-
-LEVEL: Final = 0.95
-_Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+from feddg.evaluation.groups import Z
 
 
 class ShareInterval(NamedTuple):
@@ -30,16 +24,16 @@ def wilson(share: float, examples: float) -> ShareInterval:
     Args:
         share: the share found, in [0, 1].
         examples: number of examples, at least 1; as many as tell as much if they are not
-            independent, see :func:`effective_number`.
+            independent, see :func:`feddg.evaluation.groups.effective_number`.
 
     Raises:
         ValueError: there are no examples, or the share is not in [0, 1].
     """
     if examples < 1 or not 0 <= share <= 1:
         raise ValueError(f"no share of examples: {share} of {examples}")
-    pull = _Z**2 / examples
+    pull = Z**2 / examples
     middle = (share + pull / 2) / (1 + pull)
-    reach = _Z * math.sqrt(share * (1 - share) / examples + pull / (4 * examples)) / (1 + pull)
+    reach = Z * math.sqrt(share * (1 - share) / examples + pull / (4 * examples)) / (1 + pull)
     # The ends of 0 and 1 are exact; rounding must not push the share itself outside.
     return ShareInterval(
         share, min(share, max(0.0, middle - reach)), max(share, min(1.0, middle + reach))
@@ -73,54 +67,6 @@ def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
     below = math.hypot(*(part.share - part.low for part in parts)) / len(parts)
     above = math.hypot(*(part.high - part.share for part in parts)) / len(parts)
     return ShareInterval(mean, max(0.0, mean - below), min(1.0, mean + above))
-
-
-def variance_of_sum(values: numpy.ndarray, groups: numpy.ndarray | None) -> tuple[float, int]:
-    """Returns the variance of a sum over whole groups, or over images, and their number.
-
-    Cochran (1977), "Sampling Techniques", section 11.3, the ratio estimate; inf of a single one.
-    """
-    sums = values - values.mean()
-    if groups is not None:
-        sums = numpy.bincount(numbered(groups, len(values))[0], weights=sums)
-    number = len(sums)
-    return number / (number - 1) * float(sums @ sums) if number > 1 else math.inf, number
-
-
-def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> float:
-    """Returns how many independent images would tell as much of a mean as these do.
-
-    The variance of a mean over whole groups beside that over images, corrected for few groups (Korn
-    and Graubard 1998, "Confidence intervals for proportions with small expected number of positive
-    counts").
-
-    Args:
-        values: ``(n,)`` a number of each image, such as 1 where it is classified correctly.
-        groups: ``(n,)`` the group of each image, any integers; None if images are independent.
-
-    Returns:
-        Between 1 and n. Where all values are equal, the number of groups, so corrected.
-    """
-    count = len(values)
-    if groups is None or not count:
-        return float(count)
-    variance, number = variance_of_sum(values, groups)
-    if number < 2:
-        return 1.0
-    off = values - values.mean()
-    variance /= count**2
-    alone = float(off @ off) / count
-    equal = variance <= 0 or alone < 1e-24  # but for rounding
-    independent = number if equal else alone / variance
-    few = (_Z / student(number - 1, LEVEL)) ** 2
-    return min(float(count), max(1.0, independent * few))
-
-
-def numbered(groups: numpy.ndarray | None, images: int) -> tuple[numpy.ndarray, int]:
-    """Returns each image's group, from 0, and their number; without groups, each has its own."""
-    named = numpy.arange(images) if groups is None else groups
-    names, numbers = numpy.unique(named, return_inverse=True)
-    return numbers, len(names)
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -9,9 +9,9 @@ import torch
 from torch.utils import backend_registration
 
 from feddg.errors import WorkerLost
-from feddg.federation import workers
-from feddg.federation.workers import Channel, buffers_of, dealt, message_in
 from feddg.messages import Message, Refusal
+from feddg.runs import channel
+from feddg.runs.channel import Channel, buffers_of, dealt, message_in
 from feddg.testing.device import second_device
 
 TENSORS = {
@@ -95,5 +95,5 @@ def test_the_death_of_any_worker_ends_the_wait_for_another():
 @pytest.mark.parametrize("diverged", [False, True])
 def test_a_refusal_crosses_with_whether_training_ran_away(diverged):
     refusal = Refusal(3, "its loss became infinite", diverged)
-    crossed = Message.from_bytes(workers._reply(refusal, None).to_bytes())
-    assert workers._result(3, "train", crossed) == (refusal, None)
+    crossed = Message.from_bytes(channel._reply(refusal, None).to_bytes())
+    assert channel._result(3, "train", crossed) == (refusal, None)

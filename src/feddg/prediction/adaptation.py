@@ -8,7 +8,7 @@
 normalisation; they refuse a model without these, with the reason.
 
 Built-in ones are in this module. Another is a subclass of
-:class:`feddg.evaluation.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
+:class:`feddg.prediction.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
 point of the group ``feddg.adaptations``.
 """
 
@@ -64,10 +64,12 @@ class Parts:
     Attributes:
         clients: the local part of each client's network state (normalisation), by id.
         seed: the run's seed, for random draws.
+        lost: the model's round, if ``clients`` are of another one.
     """
 
     clients: Mapping[int, Weights] = field(default_factory=dict)
     seed: int = 0
+    lost: int | None = None
 
 
 class Predictor(nn.Module):
@@ -130,9 +132,16 @@ def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     return normalize_stored(layer, inputs, stored(layer))
 
 
+def as_trained(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+    """Normalises like the layer itself in evaluation mode: by its gates, if it has any."""
+    if isinstance(layer, BatchInstanceNorm2d):
+        return layer.mixed(inputs)
+    return by_running_statistics(layer, inputs)
+
+
 ADAPTATIONS: Registry[type[Predictor]] = Registry(
     "adaptation",
-    "feddg.evaluation.adaptation",
+    "feddg.prediction.adaptation",
     group="feddg.adaptations",
     error=AdaptationError,
     made_of=Predictor,
@@ -291,7 +300,7 @@ class BatchInstance(Predictor):
 
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that keeps each layer as trained."""
-        return lambda layer, inputs: type(layer).forward(layer, inputs)
+        return as_trained
 
 
 @register_adaptation
@@ -320,14 +329,19 @@ class ClientEnsemble(Predictor):
                 "its clients keep no normalisation of their own; train with a method of local "
                 "normalisation (fedbn, silobn, fedig, fedig-a)"
             )
+        if self.parts.lost is not None:
+            raise self.refused(
+                f"the clients' normalisation of round {self.parts.lost} was not kept; leave out "
+                "--which"
+            )
         names = {name for part in self.parts.clients.values() for name in part}
-        layers = batch_norms(self.model)
-        if not any(name.rpartition(".")[0].endswith(layer) for name in names for layer in layers):
+        kept = tuple({name.rpartition(".")[0] for name in names} - {""})
+        if not any(layer.endswith(kept) for layer in batch_norms(self.model)):
             raise self.refused("what its clients keep is not normalisation")
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns log-probabilities ``(B, classes)``."""
-        with normalised_by(self.model, by_running_statistics):
+        with normalised_by(self.model, as_trained):
             members = [functional_call(self.model, part, (images,)) for part in self._members]
         logs = torch.stack(members).float().log_softmax(-1)
         return logs.logsumexp(0) - math.log(len(logs))
@@ -383,9 +397,6 @@ class MixNormSettings(Settings):
     """Settings of ``mixnorm``."""
 
     share: Fraction = Field(0.05, description="of the image's own moments (second-hand)")
-    tau: Fraction = Field(
-        0.0, description="how fast the kept moments follow the images; 0 keeps every image apart"
-    )
 
 
 @register_adaptation
@@ -394,13 +405,11 @@ class MixNorm(Predictor):
 
     The views are the mirror image and three crops of 80 to 100 % of its area, the same crops for
     every image. All five pass through the network together; the prediction is that of the image
-    itself. Each layer mixes in ``share`` of the pooled moments. With ``tau`` above 0 the running
-    moments follow the images one by one, and their order matters.
+    itself. Each layer mixes in ``share`` of the pooled moments.
     """
 
     name = "mixnorm"
     summary = "a share of the moments of an image and four views of it (our reading)"
-    changes = "nothing; with tau above 0 the kept moments follow the images"
     cost = "five forward passes"
     Settings = MixNormSettings
 
@@ -411,17 +420,6 @@ class MixNorm(Predictor):
         draws = torch.rand(CROPS, 3, generator=rng)
         sides = (low + (high - low) * draws[:, 0]).sqrt()
         self._boxes = torch.stack([sides, *(draws[:, 1:] * (1 - sides[:, None])).T], 1).tolist()
-        if settings.tau:  # images sorted by class would lead the kept moments astray
-            self.needs = "a stream"  # type: ignore[misc]
-
-    def reset(self) -> None:
-        """Restores the running statistics."""
-        self._kept: dict[_BatchNorm, Stored] = {}
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether the running moments follow the images."""
-        return bool(self.settings.tau)
 
     def views(self, images: Tensor) -> Tensor:
         """Returns the images and their views, ``(5 B, 3, H, W)``, view by view."""
@@ -442,31 +440,17 @@ class MixNorm(Predictor):
 
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that mixes in moments pooled over views, image by image."""
-        chosen, views = self.settings, 2 + CROPS
+        share, views = self.settings.share, 2 + CROPS
 
         def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+            kept = stored(layer)
             if not has_map(inputs):
-                return normalize_stored(layer, inputs, stored(layer))
-            batch = pooled(inputs, views)
-            kept = self._followed(layer, batch)
-            mean, variance = (k + chosen.share * (o - k) for k, o in zip(kept, batch))
+                return normalize_stored(layer, inputs, kept)
+            mean, variance = (k + share * (o - k) for k, o in zip(kept, pooled(inputs, views)))
             moments = Stored(mean.repeat(views, 1), variance.repeat(views, 1)).moments(layer.eps)
             return normalize(layer, inputs, moments)
 
         return rule
-
-    def _followed(self, layer: _BatchNorm, batch: Stored) -> Stored:
-        """Returns the running moments after each image, ``(B, C)``."""
-        tau, kept = self.settings.tau, self._kept.get(layer, stored(layer))
-        if not tau:
-            return Stored(*(part.expand_as(mine) for part, mine in zip(kept, batch)))
-        followed = []
-        for mean, variance in zip(*batch):
-            moved = (part + tau * (new - part) for part, new in zip(kept, (mean, variance)))
-            kept = Stored(*moved)
-            followed.append(kept)
-        self._kept[layer] = Stored(*(part.detach() for part in kept))  # part of no batch's graph
-        return Stored(*(torch.stack(parts) for parts in zip(*followed)))
 
 
 def pooled(inputs: Tensor, views: int) -> Stored:

@@ -4,9 +4,28 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy
+import torch
 
-from feddg.evaluation.intervals import effective_number, holm, wilson
+from feddg.evaluation.accuracy import Evaluation, Outputs
+from feddg.evaluation.groups import effective_number
 from feddg.records import SubgroupRow
+from feddg.runs.intervals import holm, wilson
+
+
+def by_subgroup(evaluation: Evaluation, outputs: Sequence[Outputs]) -> list[SubgroupRow]:
+    """Returns accuracy by subgroup of every split, from the outputs of all parts."""
+    by_split: dict[str, list[tuple[numpy.ndarray, numpy.ndarray]]] = {}
+    for (split, _, rows), (_, logits) in zip(evaluation.parts(), outputs, strict=True):
+        targets = torch.from_numpy(evaluation.labels[rows])
+        values = evaluation.task.score(logits, targets).numpy()
+        by_split.setdefault(split, []).append((rows, values))
+    table: list[SubgroupRow] = []
+    for split, parts in by_split.items():
+        rows, values = (numpy.concatenate(part) for part in zip(*parts))
+        columns = {name: column[rows] for name, column in evaluation.subgroups.items()}
+        groups = None if evaluation.groups is None else evaluation.groups[rows]
+        table += subgroup_rows(split, columns, values, groups)
+    return table
 
 
 def subgroup_rows(

@@ -1,0 +1,222 @@
+"""What a decision about one class is worth: its numbers on every domain, with intervals.
+
+Intervals are over groups of images if there are any (patients), else over images.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy
+
+from feddg.evaluation.accuracy import Evaluation, Outputs
+from feddg.evaluation.decision import Decision, Part, ranked, threshold_on
+from feddg.evaluation.groups import LEVEL, effective_number, numbered
+from feddg.evaluation.metrics import area_under_roc, ranks, student
+from feddg.records import DecisionRow, DecisionTable
+from feddg.rng import numpy_stream
+from feddg.runs.intervals import ShareInterval, wilson
+
+RESAMPLES = 500
+"""Resamples of the bootstrap for average precision."""
+BINS = 10
+"""Bins of a reliability curve, with about as many images each."""
+
+
+def decided(evaluation: Evaluation, outputs: Sequence[Outputs]) -> DecisionTable | None:
+    """Returns what an evaluation's decision gives, from the outputs of all its parts.
+
+    Its threshold is chosen on in-domain validation. None without a decision.
+    """
+    decision = evaluation.decision
+    return None if decision is None else decide(evaluation.sides(decision, outputs), decision)
+
+
+def decide(parts: Sequence[Part], decision: Decision) -> DecisionTable:
+    """Returns a decision's threshold, from in-domain validation, and what it gives everywhere."""
+    threshold = threshold_on(parts, decision)
+    return DecisionTable(
+        of=decision.name,
+        target=decision.target,
+        reached=decision.reached,
+        threshold=threshold,
+        rows=[decision_row(part, threshold, decision.prevalence) for part in parts],
+    )
+
+
+def decision_row(
+    part: Part, threshold: float | None, prevalence: float | None = None
+) -> DecisionRow:
+    """Returns what a threshold gives on a domain of a split, with intervals.
+
+    Args:
+        part: the images.
+        threshold: from this score on an image is called positive; None if it is not known.
+        prevalence: where the model is used; None for the share of the class among these images.
+    """
+    positive, scores, groups = part.positive, part.scores, part.groups
+    share = float(positive.mean()) if prevalence is None else prevalence
+    sensitivity = specificity = ppv = npv = None
+    if threshold is not None:
+        called = scores >= threshold
+        cases, others = (None if groups is None else groups[side] for side in (positive, ~positive))
+        sensitivity = share_interval(called[positive], cases)
+        specificity = share_interval(~called[~positive], others)
+    if sensitivity is not None and specificity is not None and 0 < share < 1:
+        found = predictive_values(sensitivity, specificity, share)
+        # Of nobody called positive, or negative, no share is right.
+        ppv, npv = found[0] if called.any() else None, found[1] if not called.all() else None
+    return DecisionRow(
+        split=part.split,
+        domain=part.domain,
+        images=len(scores),
+        positives=int(positive.sum()),
+        groups=None if groups is None else len(numpy.unique(groups)),
+        auroc=auroc_interval(positive, scores, groups),
+        average_precision=average_precision_interval(positive, scores, groups),
+        sensitivity=sensitivity,
+        specificity=specificity,
+        prevalence=share,
+        ppv=ppv,
+        npv=npv,
+        reliability=[
+            (mean, *point, count) for mean, point, count in reliability(positive, scores, groups)
+        ],
+    )
+
+
+def auroc_interval(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> ShareInterval | None:
+    """Returns the area under the ROC curve with its 95 % interval; None if a side is empty.
+
+    The variance is DeLong's (DeLong et al. 1988, Biometrics 44), for groups Obuchowski's (1997,
+    Biometrics 53, "Nonparametric analysis of clustered ROC curve data"); the ends are those of the
+    area's logit, with Student's t (Satterthwaite 1946). Where that gives no spread, as where all
+    are ranked rightly, they are Wilson's for the smaller number of groups with and without the
+    class.
+
+    Args:
+        positive: ``(n,)`` bool.
+        scores: ``(n,)``; the higher, the more likely positive.
+        groups: ``(n,)`` any integers; None if images are independent.
+    """
+    if positive.all() or not positive.any():
+        return None
+    area = area_under_roc(positive, scores)
+    (group_of, number), every = numbered(groups, len(scores)), ranks(scores)
+    sums, sides = numpy.zeros((2, number)), numpy.zeros((2, number), bool)
+    counts = positive.sum(), (~positive).sum()
+    for side, mask in enumerate((positive, ~positive)):
+        above = (every[mask] - ranks(scores[mask])) / counts[1 - side]
+        share = above if side == 0 else 1 - above  # of the other side that is ranked rightly
+        numpy.add.at(sums[side], group_of[mask], share - area)
+        sides[side, group_of[mask]] = True
+    least = int(sides.sum(axis=1).min())
+    if min(area, 1 - area) <= 0 or least < 2:
+        return wilson(area, least)
+    both = sides.any(axis=0).sum()
+    numbers = sides.sum(axis=1)
+    parts = numbers / (numbers - 1) * (sums**2).sum(axis=1) / numpy.square(counts)
+    shared = 2 * both / (both - 1) * (sums[0] * sums[1]).sum() / (counts[0] * counts[1])
+    variance = parts.sum() + shared
+    if variance <= 1e-12:  # of groups, parts may cancel
+        return wilson(area, least)
+    error = math.sqrt(variance) / (area * (1 - area))
+    freedom = float(parts.sum() ** 2 / (parts**2 / (numbers - 1)).sum())
+    reach, middle = student(freedom, LEVEL) * error, math.log(area / (1 - area))
+    return ShareInterval(area, _expit(middle - reach), _expit(middle + reach))
+
+
+def average_precision_interval(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> ShareInterval | None:
+    """Returns average precision with its 95 % interval; None if a side is empty.
+
+    The interval is that of the logit, with its standard deviation over resamples of whole groups
+    (500, always the same). Where all are ranked rightly the lower end is Wilson's for the number of
+    groups with the class.
+
+    Args:
+        positive: ``(n,)`` bool.
+        scores: ``(n,)``; the higher, the more likely positive.
+        groups: ``(n,)`` any integers; None if images are independent.
+    """
+    if positive.all() or not positive.any():
+        return None
+    order, precision = ranked(positive, scores)
+    value = precision(numpy.ones(len(scores)))
+    group_of, number = numbered(None if groups is None else groups[order], len(scores))
+    with_class = len(numpy.unique(group_of[positive[order]]))
+    if value >= 1:
+        return wilson(1.0, with_class)
+    random, resampled = numpy_stream(0, "average precision"), []
+    for _ in range(RESAMPLES):
+        drawn = numpy.bincount(random.integers(number, size=number), minlength=number)
+        resampled.append(precision(drawn[group_of].astype(float)))
+    least = 1 / (4 * with_class)  # a resample without a mistake is no certainty
+    logits = numpy.array([_logit(share, least) for share in resampled if not math.isnan(share)])
+    reach = student(math.inf, LEVEL) * float(logits.std(ddof=1)) if len(logits) > 1 else math.inf
+    middle = _logit(value, least)
+    return ShareInterval(
+        value, min(value, _expit(middle - reach)), max(value, _expit(middle + reach))
+    )
+
+
+def _logit(share: float, least: float) -> float:
+    inside = min(share, 1 - least)  # no floor: of a rare class every share may be below it
+    return math.log(inside / (1 - inside))
+
+
+def _expit(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
+
+
+def share_interval(hits: numpy.ndarray, groups: numpy.ndarray | None) -> ShareInterval | None:
+    """Returns the share of ``(n,)`` bool with its interval over groups or images; None if empty."""
+    if not len(hits):
+        return None
+    return wilson(float(hits.mean()), effective_number(hits.astype(float), groups))
+
+
+def predictive_values(
+    sensitivity: ShareInterval, specificity: ShareInterval, prevalence: float
+) -> tuple[ShareInterval, ShareInterval]:
+    """Returns the positive and the negative predictive value at a prevalence, with intervals.
+
+    PPV = 1 / (1 + (1 - p) / p / LR+), LR+ = sensitivity / (1 - specificity); the ends of the
+    likelihood ratios are recovered from those of their parts (Zou and Donner 2008).
+
+    Args:
+        sensitivity: share of the images with the class that are called positive.
+        specificity: share of those without it that are called negative.
+        prevalence: share of the class where the model is used, in (0, 1).
+    """
+    odds = math.log(prevalence / (1 - prevalence))
+    positive = (_expit(odds + ratio) for ratio in _log_ratio(sensitivity, specificity))
+    negative = (_expit(-odds + ratio) for ratio in _log_ratio(specificity, sensitivity))
+    return ShareInterval(*positive), ShareInterval(*negative)
+
+
+def _log_ratio(above: ShareInterval, other: ShareInterval) -> tuple[float, float, float]:
+    """Returns the logarithm of a share over one minus another, with its ends."""
+    below = 1 - other.share, 1 - other.high, 1 - other.low
+    a, b = ([math.log(max(share, 1e-300)) for share in part] for part in (above, below))
+    value = a[0] - b[0]
+    low = value - math.hypot(a[0] - a[1], b[2] - b[0])
+    high = value + math.hypot(a[2] - a[0], b[0] - b[1])
+    return value, low, high
+
+
+def reliability(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> list[tuple[float, ShareInterval, int]]:
+    """Returns the points of a reliability curve: mean score, share of positives, images.
+
+    The images, in the order of their scores, are cut into ten bins of about equal size.
+    """
+    points = []
+    for rows in numpy.array_split(numpy.argsort(scores, kind="stable"), BINS):
+        share = share_interval(positive[rows], None if groups is None else groups[rows])
+        if share is not None:
+            points.append((float(scores[rows].mean()), share, len(rows)))
+    return points

@@ -1,0 +1,185 @@
+"""Decisions: intervals by simulation, predictive values; against scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from feddg.evaluation.decision import Decision, Part, decision_metrics, threshold_for
+from feddg.runs.decision import (
+    auroc_interval,
+    average_precision_interval,
+    decide,
+    decision_row,
+    predictive_values,
+)
+from feddg.runs.intervals import wilson
+from rankings import rankings
+
+
+@given(rankings())
+def test_areas_are_scikit_learns_whatever_the_groups(ranking):
+    positive, scores = ranking
+    groups = np.arange(len(scores)) // 2
+    for own in (None, groups):
+        area, precision = auroc_interval(*ranking, own), average_precision_interval(*ranking, own)
+        assert area.share == pytest.approx(roc_auc_score(positive, scores))
+        assert precision.share == pytest.approx(average_precision_score(positive, scores))
+        assert 0 <= area.low <= area.share <= area.high <= 1
+        assert 0 <= precision.low <= precision.share <= precision.high <= 1
+
+
+def test_delongs_variance_by_its_definition():
+    random = np.random.default_rng(0)
+    positive = random.random(60) < 0.4
+    scores = (random.normal(size=60) + positive).round(1)
+    pairs = (scores[positive][:, None] > scores[~positive]) + 0.5 * (
+        scores[positive][:, None] == scores[~positive]
+    )
+    sizes = np.array([positive.sum(), (~positive).sum()])
+    parts = np.array([pairs.mean(1).var(ddof=1), pairs.mean(0).var(ddof=1)]) / sizes
+    found = auroc_interval(positive, scores)
+    width = math.log(found.high / (1 - found.high)) - math.log(found.low / (1 - found.low))
+    from scipy.stats import t
+
+    freedom = parts.sum() ** 2 / (parts**2 / (sizes - 1)).sum()
+    area = found.share
+    expected = 2 * t.ppf(0.975, freedom) * math.sqrt(parts.sum()) / (area * (1 - area))
+    assert width == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_intervals_of_auroc_hold_the_truth_in_95_of_100_cases(grouped):
+    random, held, ignored, cases = np.random.default_rng(3), 0, 0, 400
+    shift, share = 1.2, 0.6 if grouped else 0.0
+    truth = 0.5 * math.erfc(-shift / 2)
+    for _ in range(cases):
+        patients, each = (40, 5) if grouped else (200, 1)
+        positive = np.repeat(random.random(patients) < 0.4, each)
+        groups = np.repeat(np.arange(patients), each)
+        noise = math.sqrt(share) * np.repeat(random.normal(size=patients), each)
+        noise = noise + math.sqrt(1 - share) * random.normal(size=len(groups))
+        found = auroc_interval(positive, shift * positive + noise, groups)
+        held += found.low <= truth <= found.high
+        apart = auroc_interval(positive, shift * positive + noise)
+        ignored += apart.low <= truth <= apart.high
+    assert held / cases == pytest.approx(0.95, abs=0.035)
+    if grouped:  # as if each image were a patient: far too narrow
+        assert ignored / cases < 0.85
+
+
+def test_all_ranked_rightly_is_no_certainty():
+    positive = np.array([False] * 10 + [True] * 8)
+    found = auroc_interval(positive, positive.astype(float))
+    assert (found.share, found.high) == (1, 1)
+    assert found.low == wilson(1, 8).low < 0.7
+    assert average_precision_interval(positive, positive.astype(float)) == found
+
+
+def test_groups_whose_parts_cancel_are_no_certainty():
+    patients = np.repeat(np.arange(20), 2)
+    scores = np.arange(40) / 2  # of each patient, the image with the class is ranked a step higher
+    found = auroc_interval(np.arange(40) % 2 == 1, scores, patients)
+    assert found.share == pytest.approx(0.525)
+    assert found == wilson(found.share, 20)
+
+
+@pytest.mark.parametrize("each", [1, 5])
+def test_intervals_of_average_precision_hold_the_truth(each):
+    random, held, cases = np.random.default_rng(5), 0, 120
+
+    def draw(patients):
+        positive = np.repeat(random.random(patients) < 0.3, each)
+        noise = np.repeat(random.normal(size=patients), each) + random.normal(size=len(positive))
+        return positive, 1.5 * positive + noise / math.sqrt(2), np.repeat(np.arange(patients), each)
+
+    positive, scores, _ = draw(40_000)
+    truth = average_precision_score(positive, scores)
+    for _ in range(cases):
+        found = average_precision_interval(*draw(60))
+        held += found.low <= truth <= found.high
+    assert held / cases == pytest.approx(0.94, abs=0.05)
+
+
+def test_the_interval_of_a_rare_class_ranked_at_chance_has_a_width():
+    random, held, cases = np.random.default_rng(6), 0, 30
+
+    def draw(images):
+        positive = random.random(images) < 0.01
+        return positive, 0.5 * positive + random.normal(size=images)
+
+    truth = average_precision_score(*draw(400_000))
+    for _ in range(cases):
+        found = average_precision_interval(*draw(1000))
+        held += found.low <= truth <= found.high
+    assert held / cases > 0.85  # 0.95, less three deviations of chance
+
+
+def test_predictive_values_are_bayes_rule_and_their_ends_hold():
+    sens, spec, prevalence = wilson(0.9, 100), wilson(0.95, 400), 0.02
+    ppv, npv = predictive_values(sens, spec, prevalence)
+    assert ppv.share == pytest.approx(0.9 * 0.02 / (0.9 * 0.02 + 0.05 * 0.98))
+    assert npv.share == pytest.approx(0.95 * 0.98 / (0.95 * 0.98 + 0.1 * 0.02))
+    random, held = np.random.default_rng(0), 0
+    for _ in range(300):
+        found = predictive_values(
+            wilson(random.binomial(100, 0.9) / 100, 100),
+            wilson(random.binomial(400, 0.95) / 400, 400),
+            prevalence,
+        )[0]
+        held += found.low <= ppv.share <= found.high
+    assert held / 300 == pytest.approx(0.95, abs=0.04)
+    perfect, _ = predictive_values(wilson(1, 50), wilson(1, 50), 0.1)
+    assert perfect.share == 1
+    assert 0.4 < perfect.low < 1
+
+
+def test_the_threshold_comes_from_validation_alone():
+    random = np.random.default_rng(0)
+    positive = random.random(400) < 0.5
+    inside = np.clip(0.3 * positive + 0.6 * random.random(400), 0, 1)
+    parts = [
+        Part("id_val", "a", positive, inside, None),
+        Part("test", "b", positive, inside / 2, None),
+    ]
+    found = decide(parts, Decision(1, "sick", "specificity", 0.9))
+    assert found.threshold == threshold_for(positive, inside, specificity=0.9)
+    assert found.rows[0].specificity[0] == pytest.approx(0.9, abs=0.01)
+    assert found.rows[1].sensitivity[0] < found.rows[0].sensitivity[0]
+    assert found.rows[1].auroc == found.rows[0].auroc
+    alone = [Part("id_val", "a", np.ones(5, bool), np.ones(5), None), parts[1]]
+    without = decide(alone, Decision(1, "sick"))
+    assert without.threshold is None
+    assert without.rows[1].sensitivity is None
+    assert without.rows[1].auroc is not None
+
+
+def test_rounds_get_the_values_of_a_decision():
+    random = np.random.default_rng(1)
+    positive = random.random(90) < 0.4
+    scores = np.round(np.clip(0.3 * positive + 0.6 * random.random(90), 0, 1), 2)  # some are equal
+    parts = [Part("id_val", "a", positive, scores, np.arange(90) // 3)]
+    parts += [
+        Part("test", "b", positive, 1 - scores, None),
+        Part("test", "c", ~positive & False, scores, None),
+    ]
+    table = decide(parts, Decision(1, "sick"))
+    for part, row in zip(parts, table.rows):
+        named = {"decision_auroc": row.auroc, "decision_ap": row.average_precision}
+        named |= {"sensitivity": row.sensitivity, "specificity": row.specificity}
+        expected = {name: ends[0] for name, ends in named.items() if ends is not None}
+        assert decision_metrics(part, table.threshold) == expected
+
+
+def test_of_nobody_called_positive_no_share_is_right():
+    positive, scores = np.array([True, False] * 10), np.linspace(0, 0.5, 20)
+    nobody, everybody = (
+        decision_row(Part("test", "a", positive, scores, None), threshold)
+        for threshold in (0.9, 0.0)
+    )
+    assert nobody.ppv is None
+    assert nobody.npv[0] == pytest.approx(0.5)
+    assert everybody.npv is None
+    assert everybody.ppv[0] == pytest.approx(0.5)
