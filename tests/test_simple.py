@@ -128,7 +128,7 @@ def test_a_file_says_what_its_weights_take(tmp_path):
     chosen = Experiment(data=data, hold_out="t", clients={"number": 1})
     fed = feddg.Federation.of(chosen, tmp_path / "cache")
     assert said(fed) == "features (batch, 2)"
-    with pytest.raises(RunError, match="this model features"):
+    with pytest.raises(RunError, match="this model takes features"):
         fed.save(tmp_path / "w.pt2")
 
 

@@ -77,7 +77,7 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert rows["seed"][1:] == ["7", "e.yaml"]
     assert rows["clients.number"][1:] == ["4", "you", "said"]
-    assert rows["hold_out.val"][1:] == ["none", "default"]
+    assert rows["hold_out.val"][1:] == ["none", "e.yaml"]
     assert rows["train.lr"][1:] == ["0.001", "preset", "digits"]
     assert rows["method.settings.gamma1"][1:] == ["0.75", "default"]
     clients = [line.split("│") for line in shown.splitlines() if "│ client-" in line]

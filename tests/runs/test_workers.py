@@ -136,7 +136,9 @@ def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_
         run(experiment, tmp_path / "many", workers=2, observer=Interrupting(), cache=cache)
     assert [child.poll() for child in children] == [-9]
     (folder,) = (tmp_path / "many").iterdir()
-    expected = r"worker 1 is lost: its process was killed.*same call.*any number of workers"
+    expected = (
+        r"worker 1 is lost: its process was killed.*same command or call.*any number of workers"
+    )
     with pytest.raises(RunError, match=expected):
         resume(folder, workers=2, observer=Killing(children), cache=cache)
     assert children[-1].poll() == -9

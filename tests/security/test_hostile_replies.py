@@ -229,7 +229,7 @@ def test_a_claim_of_images_costs_no_memory():
     found = federation.transport.gather(1)
     sites, domains = list(federation.transport.sites), ["a", "domain 1"]
     known = DeploymentFile(run="run-1", sites=sites, classes=["a"], domains=domains)
-    table = server_app._clients_table(known, found)
+    table = server_app._clients_table(known, found, None)
     far = skew_between(table)  # as the report has it
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
