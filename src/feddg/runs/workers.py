@@ -390,8 +390,19 @@ def _work(channel: Channel, federation: Federation, job: Message) -> None:
 def main() -> None:
     """Works for the process that started this one, and ends with it."""
     store, rank, size, backend = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    clean = partial(shutil.rmtree, Path(store).parent, ignore_errors=True)
-    with_parent(lambda: (clean(), os._exit(1)))
+    folder = Path(store).parent
+
+    def clean() -> None:
+        for _ in range(9):  # the other thread may be writing into it just now
+            shutil.rmtree(folder, ignore_errors=True)
+            if not folder.exists():
+                return
+
+    def alone() -> None:
+        clean()
+        os._exit(1)
+
+    with_parent(alone)
     try:
         channel = Channel()
         channel.join(partial(_group, store, rank, size, backend))
