@@ -313,6 +313,7 @@ class Client:
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
+        self._balanced: tuple[Tensor, dict[torch.dtype, Tensor]] | None = None
         self.turn: Turn | None = None
         self.together, self.alike = Together(), False
         self.terms: dict[str, Tensor] = {}
@@ -353,8 +354,14 @@ class Client:
         """Returns what classes count, ``(classes,)`` beside ``(B, classes)``; None if alike."""
         if not self.worker.task.has_classes or self.worker.train.class_weights == "none":
             return None
-        weights = balanced(self.training.labels, outputs.shape[1], outputs.dtype)
-        return on_device({"weights": weights}, outputs.device)["weights"]
+        labels, dtype, classes = self.training.labels, outputs.dtype, outputs.shape[1]
+        if self._balanced is None or self._balanced[0] is not labels:
+            self._balanced = labels, {}
+        kept = self._balanced[1]
+        if dtype not in kept:  # counted and sent once
+            counted = {"weights": balanced(labels, classes, dtype)}
+            kept[dtype] = on_device(counted, outputs.device)["weights"]
+        return kept[dtype]
 
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream for a purpose in this round."""
