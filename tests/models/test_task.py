@@ -18,13 +18,15 @@ from torch.utils.data import TensorDataset
 
 import feddg
 from discs import SEGMENT, Discs, SmallUNet, dice
+from feddg.clients import client
 from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.errors import ExperimentError, FeddgError
 from feddg.federation import local_training
+from feddg.methods import FedAvg
 from feddg.methods.base import methods
 from feddg.models.task import CLASSIFICATION, balanced, binary_divergence, spread
 from feddg.settings import TrainSettings
-from federations import same
+from federations import SmallFederation, same
 
 RUN = [
     *("ccst", "dart", "elcfs", "fedavg", "fedbn", "feddg-ga", "fedgma", "fedprox", "mixstyle"),
@@ -439,3 +441,11 @@ def test_class_weights_weigh_images_also_under_label_smoothing():
         CLASSIFICATION.loss_at(outputs, even, w, each) for w, each in zip(weights, (train, plain))
     ]
     torch.testing.assert_close(*losses)
+
+
+def test_class_weights_are_counted_once_a_client(monkeypatch):
+    counted = []
+    monkeypatch.setattr(client, "balanced", lambda *given: counted.append(1) or balanced(*given))
+    train = TrainSettings(class_weights="balanced", local_steps=4, batch_size=4)
+    SmallFederation(FedAvg(), train=train).run(1)
+    assert len(counted) == 3
