@@ -122,6 +122,10 @@ def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
     overlapping.grad = torch.ones(4, 3)
     with pytest.raises(ClientError, match="overlaps"):
         make([overlapping], 0.1, **settings).step()
+    sparse = nn.Parameter(torch.randn(4, 3))
+    sparse.grad = torch.ones(4, 3).to_sparse()
+    with pytest.raises(ClientError, match="sparse gradient; make it dense"):
+        make([sparse], 0.1, **settings).step()
 
 
 def test_plain_sgd_needs_no_memory_order():
