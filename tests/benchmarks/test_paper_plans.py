@@ -97,7 +97,7 @@ OUR_OWN = {
     "methods/fourteen_rates_64_higher": 3,
     "methods/fourteen_thirty_64": 7 * 14 * 2,
     "methods/fourteen_thirty_64_lower": 3,
-    "methods/pacs_60k_64": 10 * 4 * 3,
+    "methods/pacs_60k_64": 8 * 4 * 2 * 3,
     "methods/fourteen_rates_64": 10 * 3,
     "methods/fourteen_rates_64_lower": 5 * 2,
     "baseline/three_clients_64": 16 * 2,
