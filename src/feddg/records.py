@@ -845,7 +845,7 @@ class EnergyThreshold(Row):
     """The energy of a model above which an image is unlike the training images.
 
     Attributes:
-        threshold: the energy, see :mod:`feddg.evaluation.accuracy`.
+        threshold: the energy, see :mod:`feddg.runs.energy`.
         images: number of in-domain validation images that it comes from.
     """
 

@@ -38,11 +38,10 @@ from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.dropout import draw_dropout_from
 from feddg.models.network import Network
-from feddg.models.normalization import about_normalization
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.beforehand import with_weights_at_hand
-from feddg.runs.idle import idle_clients, unreached_weight
+from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
 from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,

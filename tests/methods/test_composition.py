@@ -391,3 +391,13 @@ def test_only_methods_that_have_something_to_show_show_it():
     shown = {name: build_method(name, {}) for name in NAMES}
     assert {n for n, method in shown.items() if isinstance(method, Stylizes)} == {"ccst", "pardon"}
     assert isinstance(build_method("jigen+pardon", {}), Stylizes)
+
+
+def test_a_method_of_ones_own_may_have_capitals_in_its_name(fresh):
+    @register
+    class Mine(Method):
+        name = "MyOwn"
+
+    assert method_class("MyOwn") is Mine
+    assert method_class("MixStyle + MyOwn").name == "mixstyle+MyOwn"
+    assert Experiment(data="digits", method=Mine).method.name == "MyOwn"

@@ -146,12 +146,10 @@ def test_the_prediction_does_not_depend_on_batch_or_time():
         assert torch.equal(again(images), whole)
 
 
-@pytest.mark.parametrize(("reference", "count"), [("local", 3), ("shared", 0)])
-def test_references_stay_local_unless_shared(reference, count):
-    method = build_method("fedsr", {"reference": reference})
-    network = federation(method).network
-    local = local_names(method, network)
-    assert len(local) == count
+def test_references_stay_local():
+    method = build_method("fedsr", {})
+    local = local_names(method, federation(method).network)
+    assert len(local) == 3
     assert all(name.startswith("heads.fedsr.") for name in local)
 
 

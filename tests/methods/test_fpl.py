@@ -110,13 +110,12 @@ def server_round(method, state, prototypes, classes):
     return method.aggregate(state, iter([Update(0, 1, {"w": torch.zeros(1)}, message)]))
 
 
-@pytest.mark.parametrize(("absent", "classes"), [("drop", [1]), ("keep", [1, 0])])
-def test_classes_absent_from_a_round_are_dropped_or_kept(absent, classes):
-    method = build_method("fpl", {"absent_classes": absent})
+def test_prototypes_of_classes_absent_from_a_round_are_dropped():
+    method = build_method("fpl", {})
     state = server_round(method, State({}), [[1.0, 0.0], [0.0, 1.0]], [0, 1])
     state = server_round(method, state, [[0.0, 5.0]], [1])
-    assert state.extras[CLASSES].tolist() == classes
-    assert state.extras[PROTOTYPES][0].tolist() == [0.0, 5.0]
+    assert state.extras[CLASSES].tolist() == [1]
+    assert state.extras[PROTOTYPES].tolist() == [[0.0, 5.0]]
 
 
 def test_round_one_is_fedavg_and_round_two_is_not():

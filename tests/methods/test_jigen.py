@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.experiment import Experiment
 from feddg.methods.composition import build_method
 from feddg.methods.jigen import distant_permutations, shuffled
 from federations import federation, same
@@ -75,20 +74,6 @@ def test_the_loss_is_classification_plus_weighted_puzzle_on_the_same_images():
     torch.testing.assert_close(terms["jigsaw"].double(), puzzle)
 
 
-def test_shuffled_images_need_not_be_classified():
-    settings = {"whole_share": 0.5, "classify_shuffled": False}
-    small = federation("jigen", sizes=(8,), settings=settings, freeze=True)
-    client = small.client()
-    batch = client.batch(torch.arange(8), client.stream("augment"))
-    terms = small.method.loss(client, batch)
-    whole = torch.rand(8, generator=client.stream("jigsaw", 0)) < 0.5
-    logits = small.network(shuffled(batch.images, torch.arange(9).expand(8, 9)))
-    expected = torch.nn.functional.cross_entropy(logits[whole], batch.labels[whole])
-    torch.testing.assert_close(terms["cross_entropy"], expected)
-    none_whole = federation("jigen", settings=settings | {"whole_share": 0.0})
-    assert all(t.isfinite().all() for t in none_whole.run(1).values())
-
-
 def test_without_puzzles_it_trains_as_fedavg_with_an_idle_head():
     settings = {"jigsaw_weight": 0.0, "whole_share": 1.0}
     small, plain = federation("jigen", settings=settings), federation()
@@ -109,16 +94,3 @@ def test_bad_settings_are_refused_by_name():
         build_method("jigen", {"whole_share": 1.5})
     with pytest.raises(ExperimentError, match="did you mean 'jigsaw_weight'"):
         build_method("jigen", {"jigsaw_wait": 1})
-
-
-@pytest.mark.parametrize("other", ["fedsr", "fpl"])
-def test_all_embeddings_are_there_for_methods_that_need_them(other):
-    for all_of_them in (True, False):
-        settings = {"classify_shuffled": all_of_them}
-        method = build_method(f"jigen+{other}", settings)
-        chosen = Experiment(method={"name": f"jigen+{other}", "settings": settings})
-        if all_of_them:
-            method.check(chosen)
-        else:
-            with pytest.raises(ExperimentError, match=r"set method\.classify_shuffled to true"):
-                method.check(chosen)

@@ -180,19 +180,15 @@ def test_the_augmenters_step_goes_down_its_objective_and_moves_nothing_else():
         torch.testing.assert_close(parameter.detach(), before[name] - 10 * gradient)
 
 
-def test_the_augmenter_is_kept_between_rounds_or_made_afresh():
-    for kind in ("kept", "fresh"):
-        small = federation("l2d", settings={"augmenter": kind})
-        small.run(1)
-        memory = small.transport.memories.get(0, {})
-        if kind == "fresh":
-            assert not memory
-            continue
-        client, _ = client_and_batch(small, memory=dict(memory))
-        first, _ = client_and_batch(small)
-        kept, new = (c.scratch["l2d"].state_dict() for c in (client, first))
-        assert same({f"l2d/{n}": t for n, t in kept.items()}, memory)
-        assert not same(kept, new)
+def test_the_augmenter_is_kept_between_rounds():
+    small = federation("l2d")
+    small.run(1)
+    memory = small.transport.memories[0]
+    client, _ = client_and_batch(small, memory=dict(memory))
+    first, _ = client_and_batch(small)
+    kept, new = (c.scratch["l2d"].state_dict() for c in (client, first))
+    assert same({f"l2d/{n}": t for n, t in kept.items()}, memory)
+    assert not same(kept, new)
 
 
 def test_it_predicts_with_the_mean_of_the_embedding():

@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from feddg.experiment import checked_settings
 from feddg.methods.fedig import mixed
 from feddg.models.backbones import build_network
 from feddg.models.normalization import (
     BatchInstanceNorm2d,
     Stored,
-    about_normalization,
     batch_norms,
     clamp_gates,
     map_moments,
@@ -240,25 +238,3 @@ def test_statistics_are_found_by_name_in_a_state():
     assert len(found) == 20
     assert all(isinstance(entry, Stored) for entry in found.values())
     assert all(bool((part == 7).all()) for entry in found.values() for part in entry)
-
-
-@pytest.mark.parametrize(
-    ("backbone", "embedding", "model", "batch_size", "said"),
-    [
-        ("cnn", "bottleneck", {"normalization": "frozen", "weights": "w"}, 32, "embedding.1"),
-        ("cnn", "none", {"normalization": "frozen", "weights": "w"}, 1, None),
-        ("cnn", "bottleneck", {"normalization": "train", "weights": "w"}, 32, None),
-        ("cnn", "bottleneck", {"normalization": "frozen", "weights": None}, 32, None),
-        ("cnn", "none", {"normalization": "train"}, 1, "Raise train.batch_size"),
-        ("cnn_gn", "none", {"normalization": "train"}, 1, None),
-    ],
-)
-def test_normalisation_that_nobody_trains_is_said(backbone, embedding, model, batch_size, said):
-    network = build_network(backbone, 3, weights=None, embedding=embedding, seed=0)
-    for layer in batch_norms(network.featurizer).values():
-        layer.running_mean.fill_(0.5)  # as pretrained weights would
-    settings = checked_settings({"model": model, "train": {"batch_size": batch_size}})
-    found = [str(each) for each in about_normalization(network, settings)]
-    assert len(found) == (said is not None)
-    assert said is None or said in found[0]
-    assert "featurizer" not in " ".join(found)

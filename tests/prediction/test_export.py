@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, MissingPackage, RunError
-from feddg.evaluation.accuracy import energy
 from feddg.prediction import model_file
 from feddg.prediction.export import export_run
 from feddg.prediction.model import load_model, load_trained
 from feddg.prediction.model_file import DeployedClassifier, example
+from feddg.runs.energy import energy
 from trained_runs import SHORT, trained_run
 
 

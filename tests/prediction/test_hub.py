@@ -15,7 +15,6 @@ from feddg.cli import app
 from feddg.data.mirror import hub_fault
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.methods.composition import build_method
-from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import export_run, save_model
 from feddg.prediction.model import load_trained
@@ -136,7 +135,7 @@ def test_adapters_beside_published_weights_whose_licence_is_said(tmp_path, cache
 
 
 def test_a_data_set_with_a_mirror_is_linked(run_of):
-    from feddg.prediction.card import _front_matter
+    from feddg.prediction.card import _front_matter, weights_license
     from feddg.prediction.classifier import describe_model
     from feddg.runs.reading import read_run
 

@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, ExperimentError, RunError
-from feddg.evaluation.accuracy import energy
 from feddg.evaluation.metrics import area_under_roc
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files, load_classifier
 from feddg.prediction.evaluate import decide_run
 from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files, prediction_of
+from feddg.runs.energy import energy
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import EXPERIMENT, read_run

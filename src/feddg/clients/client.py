@@ -127,23 +127,22 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, chosen: Tensor, here: Tensor | None = None) -> "Batch":
-        """Returns some of the images, by a mask or by their indices in the batch.
+    def rows(self, chosen: Tensor, here: Tensor) -> "Batch":
+        """Returns some of the images, by their indices in the batch.
 
         Args:
             chosen: on the device.
-            here: the same on the CPU, if it is known there: then nobody waits for the device.
+            here: the same on the CPU, so that nobody waits for the device.
         """
         parts = (self.views, self.targets)
         views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
-        chosen_here = chosen.to(self.positions.device) if here is None else here
         return Batch(
             self.images[chosen],
             self.labels[chosen],
-            self.positions[chosen_here],
+            self.positions[here],
             views,
             targets,
-            None if self.host_labels is None else self.host_labels[chosen_here],
+            None if self.host_labels is None else self.host_labels[here],
         )
 
 

@@ -189,7 +189,8 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
         draw: the choices for these B images.
 
     Returns:
-        ``(B, 3, size, size)`` float32 in [0, 1], in channels-last memory order.
+        ``(B, 3, size, size)`` in [0, 1], in channels-last memory order: float32, but where colours
+        change under autocast, whose type their product with the matrices has.
     """
     draw = replace(draw, **on_device(draw.tensors, images.device))
     if draw.transposed is not None:

@@ -1,4 +1,4 @@
-"""Accuracy of a predictor by split and domain, energy scores."""
+"""Accuracy of a predictor by split and domain."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +27,6 @@ MOST_KEPT = 2**28
 ONE_IMAGE = "one image"
 """What a predictor needs whose answer depends on nothing but the image."""
 NOT_FINITE = "the model's outputs for {} are not finite (NaN or infinite): it cannot be evaluated"
-INSIDE_SHARE = 0.95
-"""Share of in-domain validation images at or below the threshold."""
-FLAT = 1e-3
-"""Smaller differences between energies are rounding: the model gives log-probabilities."""
 
 
 def sees_batches(predictor: nn.Module) -> bool:
@@ -355,34 +351,3 @@ class Evaluation:
             return network.classifier(embeddings)
 
         return answers
-
-
-def energy(logits: Tensor) -> Tensor:
-    """Returns each image's free energy at temperature 1: ``-logsumexp`` of its logits.
-
-    It is higher for images unlike the training images (Liu et al., "Energy-based
-    Out-of-distribution Detection", NeurIPS 2020, Eq. 4). Log-probabilities have energy 0, whatever
-    the image.
-
-    Args:
-        logits: ``(B, classes)``.
-
-    Returns:
-        ``(B,)``.
-    """
-    return -torch.logsumexp(logits, dim=1)
-
-
-def energy_threshold(energies: Tensor, inside: float = INSIDE_SHARE) -> float | None:
-    """Returns the energy above which an image counts as unlike the training images.
-
-    Args:
-        energies: ``(n,)`` energies of in-domain images not used in training.
-        inside: share of them at or below the threshold.
-
-    Returns:
-        The threshold, or None if the model gives log-probabilities, whose energy is always 0.
-    """
-    if not len(energies) or float(energies.max() - energies.min()) < FLAT:
-        return None
-    return float(torch.quantile(energies.double(), inside))

@@ -27,7 +27,8 @@ def method_class(name: str) -> type[Method]:
     Raises:
         ExperimentError: unknown name (with the nearest known one), or parts that do not combine.
     """
-    parts = [METHODS.find(part.strip().lower()) for part in name.split("+")]
+    names = [part.strip() for part in name.split("+")]
+    parts = [METHODS.find(part if part in METHODS else part.lower()) for part in names]
     return parts[0] if len(parts) == 1 else compose(tuple(parts))
 
 

@@ -93,7 +93,8 @@ class SiloBN(OwnNormalization):
         The paper estimates an unseen centre's statistics from that centre's own images; ours uses
         the average of the clients', as for FedBN, so that prediction needs no target images
         (inference). With frozen statistics the method would be FedAvg: its preset trains them, and
-        an experiment that freezes them, or has batches of one image, is refused.
+        an experiment that freezes them is refused. Batches of one image leave them as they are, of
+        which a run warns.
     """
 
     name = "silobn"

@@ -15,7 +15,7 @@ Equations:
 
 Leaves the client:
     Its weights and its number of images, as in FedAvg; the weights hold the heads of mu and sigma,
-    and the class references r and C even where these are local.
+    and the class references r and C, although these stay local.
 
 Decisions:
     Ours is the authors' code by default: the norm (the equation squares it), a learnt C inside CMI,
@@ -55,9 +55,6 @@ class FedSRSettings(MethodSettings):
     )
     length: Literal["norm", "squared"] = Field(
         "norm", description="mean length of z (authors' code), or mean squared length (paper)"
-    )
-    reference: Literal["local", "shared"] = Field(
-        "local", description="class references stay with the clients (authors' code), or are shared"
     )
     samples: int = Field(
         20, ge=1, description="embeddings a prediction is averaged over (authors' code)"
@@ -110,9 +107,8 @@ class FedSR(Method):
         return network
 
     def is_local(self, name: str, module: nn.Module) -> bool:
-        """Returns whether the entry is a class reference that is not shared."""
-        local = isinstance(module, GaussianReference) and self.settings.reference == "local"
-        return local or super().is_local(name, module)
+        """Returns whether the entry is of the class references."""
+        return isinstance(module, GaussianReference) or super().is_local(name, module)
 
     def begin(self, client: Client) -> None:
         """Sets the client's random stream for the noise."""

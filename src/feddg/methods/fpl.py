@@ -21,10 +21,8 @@ Decisions:
     is the mean over dimensions and the whole set of prototypes is replaced every round, as in the
     authors' code (the paper: a sum). FINCH's last (coarsest) partition by cosine, as the authors'
     code; a single prototype is its own cluster. Images of a class without prototypes are left out
-    of both terms. With sampling, classes may be absent from a round: `absent_classes: keep` keeps
-    their last prototypes. An image's embedding is the last one that training saw, which is that of
-    the last local epoch; where another part passes a batch on more than once, that of the first
-    pass.
+    of both terms. An image's embedding is the last one that training saw, which is that of the last
+    local epoch; where another part passes a batch on more than once, that of the first pass.
 """
 
 import logging
@@ -57,11 +55,6 @@ class FPLSettings(MethodSettings):
     """Hyper-parameters of FPL."""
 
     temperature: Positive = Field(0.02, description="tau of the contrast (authors' code)")
-    absent_classes: Literal["drop", "keep"] = Field(
-        "drop",
-        description="prototypes of classes that no client of the round holds: dropped with the old "
-        "set (authors' code), or kept",
-    )
     contrast_over: Literal["known", "batch"] = Field(
         "known",
         description="what both terms are averaged over: images whose class has a prototype, or "
@@ -166,10 +159,6 @@ class FPL(Method):
         state = super().aggregate(state, noting(updates, note))
         used = of_like_size(reported)
         vectors, labels = clustered(*(torch.cat(parts) for parts in zip(*used)))
-        if self.settings.absent_classes == "keep" and PROTOTYPES in state.extras:
-            absent = ~torch.isin(state.extras[CLASSES], labels)
-            vectors = torch.cat([vectors, state.extras[PROTOTYPES][absent]])
-            labels = torch.cat([labels, state.extras[CLASSES][absent]])
         state.extras |= {PROTOTYPES: vectors, CLASSES: labels}
         return state
 

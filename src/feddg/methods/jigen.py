@@ -35,11 +35,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ExperimentError
 from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
-from feddg.settings import ExperimentSettings, Fraction, NotNegative
+from feddg.settings import Fraction, NotNegative
 
 GRID = 3
 
@@ -52,7 +51,6 @@ class JigenSettings(MethodSettings):
         0.9, description="share of images that draw no order (code, ResNet-18)"
     )
     permutations: int = Field(30, ge=1, le=1000, description="puzzles beside the whole image")
-    classify_shuffled: bool = Field(True, description="classify shuffled images too (code)")
 
 
 @functools.cache
@@ -99,15 +97,6 @@ class Jigen(Method):
     needs_images = True
     settings: JigenSettings
 
-    def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses to hide shuffled images from methods that need all of a batch."""
-        super().check(experiment)
-        if not self.settings.classify_shuffled and {"fedsr", "fpl"} & {*self.name.split("+")}:
-            raise ExperimentError(
-                f"{self.name}: fedsr and fpl need the embeddings of all images: set "
-                "method.classify_shuffled to true"
-            )
-
     def network(self, network: Network) -> Network:
         """Adds the jigsaw head."""
         network = super().network(network)
@@ -141,7 +130,4 @@ class Jigen(Method):
         puzzles = batch.targets["jigsaw"]
         guesses = client.network.heads["jigsaw"](embeddings)
         puzzle = self.settings.jigsaw_weight * nn.functional.cross_entropy(guesses, puzzles)
-        if not self.settings.classify_shuffled:
-            batch, embeddings = batch.rows(puzzles == 0), embeddings[puzzles == 0]
-        terms = super().head_loss(client, batch, embeddings) if len(batch) else {}
-        return terms | {"jigsaw": puzzle}
+        return super().head_loss(client, batch, embeddings) | {"jigsaw": puzzle}

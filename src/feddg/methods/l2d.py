@@ -59,7 +59,6 @@ class L2dSettings(MethodSettings):
     augmented_share: Fraction = Field(0.6, description="blend of the augmented image (code)")
     embedding_noise: NotNegative = Field(0.2, description="scale of the noise in z (code)")
     contrast_temperature: Positive = Field(0.07, description="of SupCon (from memory)")
-    augmenter: Literal["kept", "fresh"] = Field("kept", description="between a client's rounds")
     condition: Literal["augmented", "original"] = Field(
         "augmented",
         description="whose Gaussian the other version's embedding is judged by (authors' script: "
@@ -174,8 +173,6 @@ class L2d(Method):
         super().begin(client)
         size = client.examples.pixels.size
         rng = client.lasting_stream("l2d", "augmenter")
-        if self.settings.augmenter == "fresh":
-            rng = client.stream("l2d", "augmenter")
         augmenter = Augmenter(size, rng)
         kept = {n.removeprefix(_KEPT): t for n, t in client.memory.items() if n.startswith(_KEPT)}
         state = {name: tensor.clone() for name, tensor in (kept or augmenter.state_dict()).items()}
@@ -184,8 +181,7 @@ class L2d(Method):
 
     def report(self, client: Client) -> Message:
         """Stores the augmenter at the client; it is not sent."""
-        if self.settings.augmenter == "kept":
-            client.memory |= copied(client.scratch["l2d"].state_dict(prefix=_KEPT))
+        client.memory |= copied(client.scratch["l2d"].state_dict(prefix=_KEPT))
         return super().report(client)
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:

@@ -438,26 +438,12 @@ def build_network(
         return Network(featurizer, classes, embedding, seed, mean, std)
 
 
-def weights_license(backbone: str) -> str | None:
-    """Returns timm's licence tag of a backbone's ImageNet weights, such as ``apache-2.0``.
-
-    None if unknown: for torchvision's networks, and networks without such weights.
-    """
-    name = _timm_name(backbone)
-    if name is None:
-        return None
-    from timm.models import get_pretrained_cfg
-
-    config = get_pretrained_cfg(name)
-    return None if config is None else config.license or None
-
-
 def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
     if backbone == FEATURES:
         return Features(image_size or 0)
     if backbone in _OWN:
         return _OWN[backbone]()
-    name = _timm_name(backbone)
+    name = timm_name(backbone)
     if name is not None:
         return TimmTrunk(name, image_size)
     import torchvision
@@ -479,7 +465,7 @@ def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
     return trunk
 
 
-def _timm_name(backbone: str) -> str | None:
+def timm_name(backbone: str) -> str | None:
     """Returns timm's name of a backbone; None for one of torchvision's or ours.
 
     Raises:
@@ -561,7 +547,7 @@ def _pretrained(backbone: str, weights: str, size: int | None = None) -> dict[st
     """
     if weights != IMAGENET:
         return read_weights(Path(weights))
-    name = _timm_name(backbone)
+    name = timm_name(backbone)
     return _imagenet(backbone) if name is None else _timm_imagenet(name, size)
 
 

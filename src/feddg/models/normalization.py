@@ -8,10 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from feddg.diagnostics import Diagnostic, warning
-from feddg.errors import first_names
 from feddg.models.network import Network
-from feddg.settings import ExperimentSettings, TrainSettings
+from feddg.settings import TrainSettings
 
 NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 HEAD = "zero_shot_adapter"
@@ -26,35 +24,6 @@ def statistics_names(module: nn.Module) -> set[str]:
     """Returns the state-dict names of running means, variances and counters."""
     layers = batch_norms(module).items()
     return {entry for name, layer in layers for entry, _ in layer.named_buffers(name)}
-
-
-def about_normalization(network: Network, settings: ExperimentSettings) -> Iterator[Diagnostic]:
-    """Warns of batch normalisation that nobody trains although it seems so."""
-    model, layers = settings.model, batch_norms(network)
-    if model.normalization == "frozen" and model.weights is not None:
-        fresh = [
-            name
-            for name, layer in layers.items()
-            if layer.running_mean is not None
-            and layer.running_var is not None
-            and not layer.running_mean.any()
-            and bool((layer.running_var == 1).all())
-        ]
-        if fresh:
-            yield warning(
-                "new-normalisation-frozen",
-                "model.normalization is frozen, and new layers, which have no statistics yet, "
-                f"never normalise: {first_names(fresh)}.",
-                "Set model.normalization to train.",
-            )
-    frozen = model.normalization == "frozen"
-    if not frozen and settings.train.batch_size == 1 and statistics_names(network) - network.frozen:
-        yield warning(
-            "batches-of-one",
-            "One image has no variance: with train.batch_size 1 the statistics of batch "
-            "normalisation stay as they are.",
-            "Raise train.batch_size.",
-        )
 
 
 def never_negative_names(module: nn.Module) -> set[str]:

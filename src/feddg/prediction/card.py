@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Template
 
 from feddg.data.data_set import DATA_SETS
-from feddg.models.backbones import weights_license
+from feddg.models.backbones import timm_name
 from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, NumberRow
@@ -126,3 +126,17 @@ def _template() -> Template:
     templates = templates_of("feddg.prediction")
     templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
     return templates.get_template("model_card.md.j2")
+
+
+def weights_license(backbone: str) -> str | None:
+    """Returns timm's licence tag of a backbone's ImageNet weights, such as ``apache-2.0``.
+
+    None if unknown: for torchvision's networks, and networks without such weights.
+    """
+    name = timm_name(backbone)
+    if name is None:
+        return None
+    from timm.models import get_pretrained_cfg
+
+    config = get_pretrained_cfg(name)
+    return None if config is None else config.license or None

@@ -14,7 +14,6 @@ import feddg
 from feddg.data.images import endings, images_below, is_image
 from feddg.data.pixels import as_unit
 from feddg.errors import DataError, RunError, schema_faults
-from feddg.evaluation.accuracy import energy
 from feddg.methods.base import local_names
 from feddg.models.precision import as_usual, autocast, choose_precision
 from feddg.models.trained import fingerprint
@@ -22,6 +21,7 @@ from feddg.prediction.adaptation import Predictor
 from feddg.prediction.model import Trained, load_trained
 from feddg.prediction.model_file import ABOUT, ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
+from feddg.runs.energy import energy
 from feddg.runs.execute import read_energy_threshold
 from feddg.runs.provenance import depths_of_run
 from feddg.runs.reading import is_run

@@ -15,11 +15,11 @@ import numpy
 import torch
 from torch import Tensor
 
-from feddg.evaluation.accuracy import energy_threshold
 from feddg.models.closed_form import extended, solved
 from feddg.records import Row, Unbounded
 from feddg.rng import numpy_stream
 from feddg.runs.calibration import Estimate, quantile, within
+from feddg.runs.energy import energy_threshold
 
 REACH: Final = 0.05
 """A reliable interval reaches at most five points to either side."""

@@ -19,12 +19,12 @@ from feddg.data.images import ImageSource
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, RunError, need, schema_faults
-from feddg.evaluation.accuracy import energy
 from feddg.models.convolutions import use_plain_convolutions
 from feddg.models.network import Network
 from feddg.models.trained import fingerprint
 from feddg.prediction.adaptation import Predictor
 from feddg.records import ClassNames, Row
+from feddg.runs.energy import energy
 from feddg.storage import file_faults, replace_file
 from feddg.text import printable
 

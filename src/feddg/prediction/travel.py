@@ -17,7 +17,7 @@ from feddg.data.decoding import Tile
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
-from feddg.evaluation.accuracy import NOT_FINITE, energy
+from feddg.evaluation.accuracy import NOT_FINITE
 from feddg.federation.federation import build
 from feddg.models.network import Network
 from feddg.prediction.classifier import (
@@ -67,6 +67,7 @@ from feddg.runs.calibration import (
     errors_at_sites,
 )
 from feddg.runs.diagnostics import LEARNED_NOTHING
+from feddg.runs.energy import energy
 from feddg.runs.figures import some_of_each
 from feddg.runs.intervals import wilson
 from feddg.runs.prepare import Images, load_images

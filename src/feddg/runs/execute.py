@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from feddg.data.data_set import find_augmentation
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
-from feddg.evaluation.accuracy import Evaluation, Outputs, energy, energy_threshold
+from feddg.evaluation.accuracy import Evaluation, Outputs
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -39,6 +39,7 @@ from feddg.records import (
 )
 from feddg.runs.decision import decided
 from feddg.runs.diagnostics import about_divergence, about_end, about_support
+from feddg.runs.energy import energy, energy_threshold
 from feddg.runs.evaluate import Evaluate
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder

@@ -75,9 +75,8 @@ from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.models.network import Network
-from feddg.models.normalization import about_normalization
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.runs.idle import idle_clients, unreached_weight
+from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
 from feddg.settings import (
     IMAGENET,
     DataSettings,
