@@ -797,7 +797,9 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     here = compare(plan, tmp_path / "here", **options).results
     elsewhere = compare(plan, tmp_path / "elsewhere", **options).results
     assert [row.run for row in elsewhere.rows] == [None]
-    assert here.default_rule.name == elsewhere.default_rule.name == "ema"
+    of_file = Results.read(path, load_plan(plan))
+    for results in (here, elsewhere, of_file):
+        assert results.default_rule.name == "ema"
     (row,) = elsewhere.rows
     fields = {name: getattr(row, name) for name in ResultRow.model_fields}
     fields["numbers"] = [number for number in row.numbers if number.rule != "ema"]
@@ -816,6 +818,19 @@ def row_of(value, method="fedavg", held_out="ink", images=None, round=9, data=No
 
 def found_in(results, code):
     return [str(one) for one in about_results(results) if one.code == code]
+
+
+def test_a_mean_that_has_not_begun_at_a_smaller_budget_is_no_rule_of_all_budgets():
+    of_value = {"split": "test", "over": "domain_mean", "metric": "accuracy", "value": 0.5}
+    rows = [
+        row_of(0.5, budget=budget).model_copy(
+            update={"numbers": [NumberRow(rule=rule, **of_value) for rule in rules]}
+        )
+        for budget, rules in ((1000, ["final"]), (2000, ["final", "swa"]))
+    ]
+    results = Results("x", "x", rows, served="swa")
+    assert results.default_rule is FINAL
+    assert results.at_largest.default_rule is SWA_MEAN
 
 
 def test_hold_outs_that_share_a_test_domain_are_one_domain():
