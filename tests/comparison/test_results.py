@@ -20,7 +20,7 @@ import feddg
 from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
-from feddg.comparison.plan import expand_plan, load_plan
+from feddg.comparison.plan import Plan, expand_plan, load_plan
 from feddg.comparison.results import (
     Results,
     _remedy,
@@ -914,6 +914,21 @@ def test_a_run_that_stands_in_every_column_is_counted_once():
     assert "3 runs" in comparison_page(results).tags
     (text,) = found_in(results, "runs-from-a-file")
     assert text.startswith("3 runs known from a results file alone")
+
+
+def test_runs_on_two_folders_whose_domains_have_one_name_are_two(tmp_path):
+    both = [{"name": name, "source": "folder", "root": f"/{name}"} for name in "ab"]
+    plan = Plan(data=both, methods=["fedavg"], hold_out=["photo"])
+    rows = [
+        ResultRow.of(
+            cell, hashes={"images": cell.conditions["data"]}, numbers=row_of(share).numbers
+        )
+        for share, cell in zip((0.5, 0.7), expand_plan(plan))
+    ]
+    assert len({row.experiment for row in rows}) == 1
+    results = Results.of_rows(rows)
+    assert results.columns == ["a, photo", "b, photo"]
+    assert "2 runs" in comparison_page(results).tags
 
 
 def test_several_precisions_in_one_column_are_named(folder_maker):

@@ -157,11 +157,9 @@ class Results:
                 "leave out; give each plan a results file of its own"
             )
         if plan is None:
-            domains: dict[tuple[object, ...], str] = {}
+            domains: dict[object, str] = {}
             for row in rows:
-                run = row.experiment, row.method, row.held_out, row.seed, row.budget
-                first = domains.setdefault(run, row.domain) if row.experiment else row.domain
-                if first != row.domain:
+                if (first := domains.setdefault(row.of_run, row.domain)) != row.domain:
                     raise RunError(
                         f"{name}: experiment {row.experiment} is there as {first} and as "
                         f"{row.domain}, of two plans, and would count twice; give each plan a "
