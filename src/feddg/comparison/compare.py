@@ -286,7 +286,8 @@ def carry_out_comparison(
             this process, where the caller's registered methods and sources are available.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
         watcher: gets the progress.
-        launcher: where runs are executed, if ``jobs`` is above 0; see :mod:`feddg.comparison.pool`.
+        launcher: where runs are executed; ``local`` only if ``jobs`` is above 0. See
+            :mod:`feddg.comparison.pool`.
         launcher_options: options of the launcher.
 
     Returns:
@@ -313,9 +314,9 @@ def carry_out_comparison(
     try:
         if jobs > 1:
             _decode_once([cell.experiment for cell in missing], cached)
-        if jobs:
-            logs = comparison.folder / LOG_FOLDER
-            ended = chosen(jobs, cached, logs, watching, launcher_options or {}).run(missing)
+        if jobs or launcher != "local":
+            logs, options = comparison.folder / LOG_FOLDER, launcher_options or {}
+            ended = chosen(max(1, jobs), cached, logs, watching, options).run(missing)
         else:
             ended = run_here(missing, cached, watching)
         with closing(ended):
