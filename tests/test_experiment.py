@@ -153,6 +153,24 @@ def test_files_that_are_no_experiment(tmp_path):
         load_experiment(tmp_path / "none.yaml")
 
 
+def test_names_of_domains_may_be_numbers_and_are_never_lost():
+    for said in (2019, [2019], {"test": 2019}, {"test": [2019], "val": None}, "2019"):
+        assert Experiment(data="digits", hold_out=said).hold_out.test == ("2019",)
+    for said in (False, {"test": False}, {"test": ["se", False]}):  # YAML's no
+        with pytest.raises(ExperimentError, match=r"hold_out\.test"):
+            Experiment(data="digits", hold_out=said)
+    data = {"source": "digits", "leave_out": "ink", "subgroups": "sex"}
+    assert (
+        Experiment(data=data).data
+        == Experiment(data=data | {"leave_out": ["ink"], "subgroups": ["sex"]}).data
+    )
+
+
+def test_a_field_of_which_nothing_is_said_is_as_if_it_were_not_there():
+    empty = Experiment(data="digits", method={"name": "fedprox", "settings": None}, defences=None)
+    assert empty == Experiment(data="digits", method="fedprox")
+
+
 def test_labels_are_file_names():
     label = Experiment(data="digits", hold_out="sketch", name="a/b c:d").label
     assert "/" not in label

@@ -205,7 +205,8 @@ def compare(
             a warning.
         drop_weights: delete a run's weights once it is complete; it then has no model
             card and no stored predictions.
-        launcher: where runs are executed, if ``jobs`` is above 0: ``local``, ``slurm``.
+        launcher: where runs are executed: ``local``, if ``jobs`` is above 0; or ``slurm``, one at a
+            time if ``jobs`` does not say more.
         launcher_options: options of the launcher; for ``local``, ``{"reuse": "yes"}`` executes
             several runs per process, which is faster if runs take seconds.
         dry_run: whether to return what would be run, without running it; with a ``tune`` section

@@ -60,6 +60,8 @@ _PARTS = {
     for name, field in ExperimentSettings.model_fields.items()
     if isinstance(field.default, Settings)
 }
+_MAY_BE_EMPTY = {*_PARTS, "defences"}
+"""Fields that a file may name and say nothing of."""
 ONE_ROUND = {
     "train": {
         **{"rounds": 1, "local_epochs": 1, "local_steps": None},
@@ -284,13 +286,13 @@ def _without_other_method(fields: Fields, over: Fields, named: str) -> Fields:
 def expand(fields: Mapping[str, Any]) -> Fields:
     """Expands shorthands: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
 
-    An empty part (``data:`` alone) is removed. ``rounds=20`` and the other
-    :data:`feddg.settings.SHORTHANDS` are moved to their parts.
+    An empty part (``data:`` alone, or a method's ``settings:``) is removed. ``rounds=20`` and the
+    other :data:`feddg.settings.SHORTHANDS` are moved to their parts.
 
     Raises:
         ExperimentError: a part does not contain fields, or a field is given twice.
     """
-    out = {k: v for k, v in fields.items() if v is not None or k not in _PARTS}
+    out = {k: v for k, v in fields.items() if v is not None or k not in _MAY_BE_EMPTY}
     flat = {key: out.pop(key) for key in SHORTHANDS if key in out and key not in _PARTS}
     method = out.get("method")
     if isinstance(method, Method) or (isinstance(method, type) and issubclass(method, Method)):
@@ -302,12 +304,12 @@ def expand(fields: Mapping[str, Any]) -> Fields:
     if isinstance(out.get("clients"), int):
         out["clients"] = {"number": out["clients"]}
     hold_out = out.get("hold_out")
-    if isinstance(hold_out, str | list | tuple):
+    if isinstance(hold_out, str | int | list | tuple):
         out["hold_out"] = {"test": hold_out, "val": ()}
     if isinstance(out.get("method"), dict):
         out["method"] = _choice(out["method"])
-    defences = out.get("defences")
-    if defences is not None:
+    if "defences" in out:
+        defences = out["defences"]
         listed = defences if isinstance(defences, list | tuple) else [defences]
         out["defences"] = [_choice(_plain(defence)) for defence in listed]
     plain = {key: _plain(value) for key, value in out.items()}
@@ -337,7 +339,7 @@ def _choice(given: object) -> object:
             f"(got {reprlib.repr(given['settings'])})"
         )
     settings = {k: v for k, v in given.items() if k not in ("name", "settings")}
-    rest = {k: v for k, v in given.items() if k in ("name", "settings")}
+    rest = {k: v for k, v in given.items() if k == "name" or (k == "settings" and v is not None)}
     return merge(rest, {"settings": settings}) if settings else rest
 
 

@@ -113,7 +113,8 @@ def print_plan(console: Console, comparison: "Comparison") -> None:
     table = Table(title=escape(plan.title or plan.name), show_header=False, box=None)
     axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
     for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
-        axes[name] = [cell.conditions[name] for cell in cells]
+        # Of trials, a value of one method's own setting is no other method's.
+        axes[name] = [cell.conditions[name] for cell in cells if name in cell.conditions]
     axes["seeds"] = [str(cell.seed) for cell in cells]
     if plan.budgets:
         axes["images seen"] = [short(budget) for budget in plan.budgets]

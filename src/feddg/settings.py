@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -54,7 +55,18 @@ def _one_line(text: str) -> str:
     return text
 
 
+def _names(value: object) -> Any:
+    """Accepts one name, or numbers such as years, where names are listed."""
+    listed = [value] if isinstance(value, str | int) else () if value is None else value
+    if not isinstance(listed, list | tuple):
+        return value
+    numbers = (isinstance(name, int) and not isinstance(name, bool) for name in listed)
+    return [str(name) if number else name for name, number in zip(listed, numbers)]
+
+
 OneLine = Annotated[str, AfterValidator(_one_line)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+"""Names of domains or columns; one alone may be said as it is, and none as nothing."""
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Trainable = Literal["all", "head", "norm+head", "lora"]
@@ -101,7 +113,7 @@ class DataSettings(Described):
     """the images' folder: root/domain/class/*.jpg"""
     options: Fields = Field(default_factory=dict)
     """what the data set itself takes, as columns of a table; docs/data_sets.md"""
-    leave_out: tuple[str, ...] = ()
+    leave_out: Names = ()
     """domains that are never opened, as if they were not there"""
     own_split: bool = True
     """in-domain validation and test images as the data set's own split has them, where it has one;
@@ -130,7 +142,7 @@ class DataSettings(Described):
     """which images belong together and are never split: a regular expression with a part
     (?P<group>...) of their paths, folder, or none; by default a table's column group, and the
     patients of DICOM files"""
-    subgroups: tuple[str, ...] = ()
+    subgroups: Names = ()
     """columns of a table whose values results tell apart: scanner, sex, age band"""
     id_val: Fraction = 0.05
     """share of each seen (domain, class) kept for in-domain validation"""
@@ -163,15 +175,10 @@ class DataSettings(Described):
 class HoldOut(Described):
     """Domains that are not trained on. Test domains never select anything."""
 
-    test: tuple[str, ...] = ()
+    test: Names = ()
     """domains the model is tested on"""
-    val: tuple[str, ...] = ()
+    val: Names = ()
     """domains that may select a round"""
-
-    @field_validator("test", "val", mode="before")
-    @classmethod
-    def _listed(cls, value: object) -> Any:
-        return (value,) if isinstance(value, str) else value or ()
 
 
 class ClientSettings(Described):

@@ -323,7 +323,7 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
             {"hold_out": [["ink", "chalk"], ["chalk", "ink"]]},
             r"lists the same domains as ink\+chalk and as chalk\+ink; list them once",
         ),
-        ({"hold_out": [{"test": 2015}]}, "hold_out: test: Input should be"),
+        ({"hold_out": [{"test": 20.15}]}, "hold_out: test: Input should be"),
     ],
 )
 def test_what_would_be_lost_or_look_alike_is_refused(fields, fault):

@@ -131,6 +131,25 @@ class Tagged(Settings):
     tag: str
 
 
+def test_a_launcher_that_is_named_carries_runs_out_whatever_jobs_says(tmp_path):
+    asked = []
+
+    class Elsewhere(Launcher):
+        name = "elsewhere"
+
+        def run(self, cells):
+            asked.append((self.jobs, len(cells)))
+            yield from ()
+
+    register_launcher(Elsewhere)
+    try:
+        work = prepare_comparison(PLAN, tmp_path / "out", cache=tmp_path / "cache")
+        carry_out_comparison(work, cache=tmp_path / "cache", launcher="elsewhere")
+    finally:
+        LAUNCHERS._found.pop("elsewhere")
+    assert asked == [(1, len(work.missing))]
+
+
 def test_another_packages_launcher_carries_out_the_same_runs(alone, tmp_path):
     class InThisProcess(Launcher):
         name = "one-by-one"

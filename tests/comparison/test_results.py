@@ -20,7 +20,7 @@ import feddg
 from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
-from feddg.comparison.plan import expand_plan, load_plan
+from feddg.comparison.plan import Plan, expand_plan, load_plan
 from feddg.comparison.results import (
     Results,
     _remedy,
@@ -797,7 +797,9 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     here = compare(plan, tmp_path / "here", **options).results
     elsewhere = compare(plan, tmp_path / "elsewhere", **options).results
     assert [row.run for row in elsewhere.rows] == [None]
-    assert here.default_rule.name == elsewhere.default_rule.name == "ema"
+    of_file = Results.read(path, load_plan(plan))
+    for results in (here, elsewhere, of_file):
+        assert results.default_rule.name == "ema"
     (row,) = elsewhere.rows
     fields = {name: getattr(row, name) for name in ResultRow.model_fields}
     fields["numbers"] = [number for number in row.numbers if number.rule != "ema"]
@@ -816,6 +818,19 @@ def row_of(value, method="fedavg", held_out="ink", images=None, round=9, data=No
 
 def found_in(results, code):
     return [str(one) for one in about_results(results) if one.code == code]
+
+
+def test_a_mean_that_has_not_begun_at_a_smaller_budget_is_no_rule_of_all_budgets():
+    of_value = {"split": "test", "over": "domain_mean", "metric": "accuracy", "value": 0.5}
+    rows = [
+        row_of(0.5, budget=budget).model_copy(
+            update={"numbers": [NumberRow(rule=rule, **of_value) for rule in rules]}
+        )
+        for budget, rules in ((1000, ["final"]), (2000, ["final", "swa"]))
+    ]
+    results = Results("x", "x", rows, served="swa")
+    assert results.default_rule is FINAL
+    assert results.at_largest.default_rule is SWA_MEAN
 
 
 def test_hold_outs_that_share_a_test_domain_are_one_domain():
@@ -899,6 +914,21 @@ def test_a_run_that_stands_in_every_column_is_counted_once():
     assert "3 runs" in comparison_page(results).tags
     (text,) = found_in(results, "runs-from-a-file")
     assert text.startswith("3 runs known from a results file alone")
+
+
+def test_runs_on_two_folders_whose_domains_have_one_name_are_two(tmp_path):
+    both = [{"name": name, "source": "folder", "root": f"/{name}"} for name in "ab"]
+    plan = Plan(data=both, methods=["fedavg"], hold_out=["photo"])
+    rows = [
+        ResultRow.of(
+            cell, hashes={"images": cell.conditions["data"]}, numbers=row_of(share).numbers
+        )
+        for share, cell in zip((0.5, 0.7), expand_plan(plan))
+    ]
+    assert len({row.experiment for row in rows}) == 1
+    results = Results.of_rows(rows)
+    assert results.columns == ["a, photo", "b, photo"]
+    assert "2 runs" in comparison_page(results).tags
 
 
 def test_several_precisions_in_one_column_are_named(folder_maker):

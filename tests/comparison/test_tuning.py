@@ -1,5 +1,6 @@
 """Tuning: what is tried, what is picked, and that held-out images are never opened for it."""
 
+import io
 import itertools
 import json
 import re
@@ -8,6 +9,7 @@ from collections import Counter
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from feddg.api import compare
@@ -15,8 +17,10 @@ from feddg.cli import app
 from feddg.comparison.plan import expand_plan, load_plan, table_cells, trials_of
 from feddg.comparison.pool import Watcher
 from feddg.comparison.results import ComparisonFile, read_comparison
+from feddg.comparison.trials import prepare_trials
 from feddg.comparison.tuning import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
+from feddg.progress import print_plan
 from feddg.report.page import write_comparison
 from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuning_table
 from feddg.runs.prepare import load_images
@@ -109,6 +113,14 @@ def row(method, held_out, accuracy, picked=False, **values):
         trials=1,
         picked=picked,
     )
+
+
+def test_what_is_tried_of_one_methods_own_settings_is_shown(tmp_path):
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(console, prepare_trials(load_plan(plan()), tmp_path))
+    shown = [line.split() for line in console.file.getvalue().splitlines()]
+    assert ["train.lr", "2", "0.003,", "1e-05"] in shown
+    assert ["mu", "2", "0,", "0.5"] in shown
 
 
 def test_a_choice_at_the_end_of_its_grid_is_warned_about():

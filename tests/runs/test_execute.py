@@ -163,6 +163,12 @@ def test_a_complete_run_is_not_run_again(undisturbed, cache, monkeypatch):
     assert again.folder == undisturbed.folder
 
 
+def test_snapshots_of_rounds_that_were_over_are_said_to_be_missing(undisturbed, cache, caplog):
+    out = undisturbed.folder.parent
+    run(experiment(method="pardon"), out, cache=cache, report=False, snapshots=[1, 3])
+    assert "keeps no model of round 1, 3" in caplog.text
+
+
 class Interrupt(Observer):
     """Presses Ctrl-C in the middle of a round."""
 

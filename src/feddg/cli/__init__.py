@@ -1,10 +1,10 @@
 """The command line: thin, no logic of its own.
 
-A module per group of commands: ``run`` (demo, run, resume, forget), ``compare``, ``data`` and
-``lists`` (methods). Commands that read run folders come with their packages (:mod:`feddg.readers`),
-those of other packages from the entry-point group ``feddg.commands``: a function, whose parameters
-become arguments and options, or a Typer app. What they share is in :mod:`feddg.options`; ``output``
-shows plans. Heavy imports wait until a command needs them.
+A module per group of commands: ``run`` (demo, run, compare, resume, forget, methods) and ``data``.
+Commands that read run folders come with their packages (:mod:`feddg.readers`), those of other
+packages from the entry-point group ``feddg.commands``: a function, whose parameters become
+arguments and options, or a Typer app. What they share is in :mod:`feddg.options`; ``output`` shows
+plans. Heavy imports wait until a command needs them.
 """
 
 import logging
@@ -16,7 +16,7 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from feddg.cli import compare, data, lists, run
+from feddg.cli import data, run
 from feddg.errors import FeddgError
 from feddg.readers import readers
 from feddg.text import printable
@@ -89,7 +89,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for package in (run, compare, data, lists, *readers()):
+for package in (run, data, *readers()):
     app.add_typer(package.app, rich_help_panel=package.app.rich_help_panel)
 
 

@@ -1,4 +1,4 @@
-"""Commands that run one experiment: ``demo``, ``run``, ``resume``, ``forget``."""
+"""Commands about experiments: demo, run, compare, resume, forget, methods."""
 
 import inspect
 from pathlib import Path
@@ -7,15 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from feddg import api
+from feddg.diagnostics import logged_once
 from feddg.errors import ExperimentError
 from feddg.options import (
     DryRunOption,
     ExperimentCommand,
+    JsonOption,
     OptionsCommand,
     QuietOption,
     TrackOption,
     VerboseOption,
+    launcher_options,
     options_of,
+    print_json,
     resumable,
     show,
     takes,
@@ -25,6 +29,11 @@ from feddg.options import (
 from feddg.options import seeds as read_seeds
 
 app = typer.Typer()
+PLAN = "plan file (YAML), or a paper's, as pardon/table1_pacs"
+SeedsOption = Annotated[
+    str | None,
+    typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),
+]
 
 
 @app.command(cls=ExperimentCommand, rich_help_panel="Start")
@@ -34,9 +43,7 @@ def demo(
     options: dict[str, Any],
     overrides: dict[str, Any],
     axes: dict[str, Any],
-    seeds: Annotated[
-        str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
-    ] = None,
+    seeds: SeedsOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Compare training alone and together: offline, two minutes.
@@ -93,6 +100,54 @@ def run(
     show("print_results", done)
 
 
+@app.command(cls=ExperimentCommand, rich_help_panel="Start")
+@takes("method data hold_out clients train server model evaluate preset", several=True)
+@options_of("feddg.api:compare", "out again results predictions drop_weights launcher")
+def compare(
+    options: dict[str, Any],
+    overrides: dict[str, Any],
+    axes: dict[str, Any],
+    plan: Annotated[Path | None, typer.Argument(help=PLAN)] = None,
+    seeds: SeedsOption = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="processes at once; on a GPU several, otherwise 1")
+    ] = None,
+    dry_run: DryRunOption = False,
+    tracked: TrackOption = None,
+    launcher_option: Annotated[
+        list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Run methods over held-out domains and seeds; write a report.
+
+    Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
+    """
+    from feddg.cli.output import print_missing
+    from feddg.progress import watcher
+
+    track(tracked)
+    if seeds is not None:
+        axes["seeds"] = read_seeds(seeds)
+    with logged_once(), resumable():
+        done = api.compare(
+            plan,
+            overrides=overrides,
+            jobs=jobs,
+            watcher=watcher(quiet),
+            launcher_options=launcher_options(launcher_option or ()),
+            dry_run=dry_run,
+            **options,
+            **axes,
+        )
+        if dry_run:
+            print_missing(done)
+            return
+    show("print_comparison", done)
+    if done.failures:
+        raise typer.Exit(1)
+
+
 @app.command(cls=OptionsCommand, rich_help_panel="Further")
 @options_of("feddg.api:resume", "workers device", workers=(1, None))
 def resume(
@@ -126,3 +181,31 @@ def forget(
     done = forgotten(folder, client, observer=observer(quiet, verbose))
     typer.echo(f"client {client} has no part in this model any more")
     show("print_results", done)
+
+
+@app.command(rich_help_panel="Look around")
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods: names, aliases, one line each."""
+    from feddg.methods import base
+
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "title": method.title,
+                "aliases": list(method.aliases),
+                "summary": method.summary,
+                "settings": method.Settings.model_json_schema().get("properties", {}),
+            }
+            for name, method in base.methods().items()
+        ]
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
+    for method in base.methods().values():
+        aliases = ", ".join(method.aliases)
+        table.add_row(f"[bold]{method.name}[/]", aliases, method.title, method.summary)
+    Console().print(table)

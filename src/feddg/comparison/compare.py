@@ -28,7 +28,6 @@ from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
-from feddg.runs.table import FINAL, rules_asked
 from feddg.settings import EvaluateSettings, HoldOut, ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
@@ -156,9 +155,7 @@ class Comparison(Shown):
             there = self.rows_of(cell) if cell.id in self.rows else []
             placed = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
             rows += [row.model_copy(update={"folder": cell.folder.name}) for row in placed.values()]
-        rules = {rules_asked(dict(cell.experiment.server))[0].name for cell in self.cells}
-        served = rules.pop() if len(rules) == 1 else FINAL.name
-        content = ComparisonFile.of(self.plan, rows, served)
+        content = ComparisonFile.of(self.plan, self.cells, rows)
         text = content.model_dump_json(indent=1, exclude_defaults=True) + "\n"
         with file_faults(RunError, f"Cannot write into {self.folder}"):
             replace_text(self.folder / COMPARISON, text)
@@ -289,7 +286,8 @@ def carry_out_comparison(
             this process, where the caller's registered methods and sources are available.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
         watcher: gets the progress.
-        launcher: where runs are executed, if ``jobs`` is above 0; see :mod:`feddg.comparison.pool`.
+        launcher: where runs are executed; ``local`` only if ``jobs`` is above 0. See
+            :mod:`feddg.comparison.pool`.
         launcher_options: options of the launcher.
 
     Returns:
@@ -316,9 +314,9 @@ def carry_out_comparison(
     try:
         if jobs > 1:
             _decode_once([cell.experiment for cell in missing], cached)
-        if jobs:
-            logs = comparison.folder / LOG_FOLDER
-            ended = chosen(jobs, cached, logs, watching, launcher_options or {}).run(missing)
+        if jobs or launcher != "local":
+            logs, options = comparison.folder / LOG_FOLDER, launcher_options or {}
+            ended = chosen(max(1, jobs), cached, logs, watching, options).run(missing)
         else:
             ended = run_here(missing, cached, watching)
         with closing(ended):

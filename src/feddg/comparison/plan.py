@@ -36,6 +36,7 @@ from feddg.settings import (
     Fields,
     HoldOut,
     MethodChoice,
+    Names,
     OneLine,
     Settings,
     TrainSettings,
@@ -108,7 +109,7 @@ class Collection(Settings):
 
     name: OneLine = Field(min_length=1)
     hold_out: "HoldOuts" = None
-    domains: tuple[str, ...] = ()
+    domains: Names = ()
     experiment: Fields = Field(default_factory=dict)
 
     @model_validator(mode="before")
@@ -152,13 +153,6 @@ def _rule_name(value: str) -> str:
 
 def _counted(value: object) -> Any:
     return list(range(value)) if isinstance(value, int) else value
-
-
-def _names(value: object) -> object:
-    """Accepts numbers, such as years, as names of domains."""
-    if not isinstance(value, list | tuple):
-        return value
-    return [str(entry) if isinstance(entry, int) else entry for entry in value]
 
 
 def _alone(*kinds: type) -> BeforeValidator:
@@ -216,7 +210,7 @@ class Tune(Settings):
 
 Protocol = Literal["lodo", "ltdo", "ltdo-all"]
 PROTOCOLS = get_args(Protocol)
-HoldOuts = Annotated[Protocol | tuple[object, ...] | None, BeforeValidator(_names), _alone(dict)]
+HoldOuts = Annotated[Protocol | tuple[object, ...] | None, _alone(dict, int)]
 DATA = "data"
 """The axis of a plan over several data sets."""
 
@@ -261,7 +255,7 @@ class Plan(Settings):
     )
     data: tuple[Collection, ...] = ()
     hold_out: HoldOuts = None
-    domains: tuple[str, ...] = ()
+    domains: Names = ()
     heterogeneity: Annotated[
         tuple[float, ...], BeforeValidator(lambda value: value or ()), _alone(int, float)
     ] = ()

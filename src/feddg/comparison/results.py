@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
-from feddg.comparison.plan import DATA, VALIDATED_ON, Plan, expand_plan
+from feddg.comparison.plan import DATA, VALIDATED_ON, Cell, Plan, expand_plan
 from feddg.comparison.results_file import (
     BUDGET,
     HASHES,
@@ -40,7 +40,7 @@ from feddg.runs.diagnostics import (
 )
 from feddg.runs.reading import EXPERIMENT, Run, flatten, is_run, read_run
 from feddg.runs.summary import numbers_by_rule
-from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule, rules_asked
 from feddg.settings import SHORTHANDS, grouped
 from feddg.storage import is_file, read_fields_of
 from feddg.text import counted, short
@@ -70,10 +70,12 @@ class ComparisonFile(JsonFile):
     cells: list[ResultRow]
 
     @classmethod
-    def of(cls, plan: Plan, cells: list[ResultRow], served: str = FINAL.name) -> Self:
-        """Returns the file for a plan's texts and cells."""
+    def of(cls, plan: Plan, cells: Iterable[Cell], rows: list[ResultRow]) -> Self:
+        """Returns the file for a plan's texts and cells, whose rows are given."""
         texts = {name: getattr(plan, name) for name in ("name", "title", "question")}
-        return cls(**texts, served=served, cells=cells)
+        rules = {rules_asked(dict(cell.experiment.server))[0].name for cell in cells}
+        served = rules.pop() if len(rules) == 1 else FINAL.name
+        return cls(**texts, served=served, cells=rows)
 
     def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
         """Returns results with these rows in the file's cells; ``more`` are further fields."""
@@ -155,27 +157,30 @@ class Results:
                 "leave out; give each plan a results file of its own"
             )
         if plan is None:
-            domains: dict[tuple[object, ...], str] = {}
+            domains: dict[object, str] = {}
             for row in rows:
-                run = row.experiment, row.method, row.held_out, row.seed, row.budget
-                first = domains.setdefault(run, row.domain) if row.experiment else row.domain
-                if first != row.domain:
+                if (first := domains.setdefault(row.of_run, row.domain)) != row.domain:
                     raise RunError(
                         f"{name}: experiment {row.experiment} is there as {first} and as "
                         f"{row.domain}, of two plans, and would count twice; give each plan a "
                         "results file of its own"
                     )
             return cls(name, name, rows)
-        cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
-        placed = [by_place[cell.place] for cell in cells if cell.place in by_place]
-        return ComparisonFile.of(plan, cells).results(placed)
+        cells = expand_plan(plan)
+        places = [row for cell in cells for row in ResultRow.all_of(cell)]
+        placed = [by_place[row.place] for row in places if row.place in by_place]
+        return ComparisonFile.of(plan, cells, places).results(placed)
 
     @cached_property
     def default_rule(self) -> SelectionRule:
         """The selection rule of the runs' default models; the final round if they differ."""
         rules = {run.default_rule for run in self.runs()}
         served = SELECTION_RULES.get(self.served, FINAL)
-        if not rules and self.values(served).keys() == self.values(FINAL).keys():
+        of_served, of_final = (
+            {(method, *cell) for method, cells in self.values(rule).items() for cell in cells}
+            for rule in (served, FINAL)
+        )
+        if not rules and of_served == of_final:
             return served
         return rules.pop() if len(rules) == 1 else FINAL
 

@@ -296,6 +296,14 @@ def carry_out(
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
+    kept = {file.stem for file in (path / SNAPSHOTS).glob("round-*.safetensors")}
+    if gone := [str(round) for round in sorted(snapshots) if f"round-{round}" not in kept]:
+        warn(
+            "snapshots-missed",
+            f"{path} keeps no model of round {first_names(gone)}: one is kept while the run trains "
+            "(--snapshots).",
+            "Run the experiment in another folder (--out).",
+        )
     return Run(path, complete)
 
 
