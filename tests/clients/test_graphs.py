@@ -152,7 +152,19 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
     ),
     "an answer": (lambda client, batch: batch.labels.sum().item(), "_local_scalar_dense"),
     "a mask": (lambda client, batch: batch.labels[batch.labels > 0].sum(), "aten.index"),
+    "a count": (
+        lambda client, batch: batch.labels.bincount(minlength=9)[0] * 0,
+        "aten.bincount",
+    ),
+    "a solver's fault": (
+        lambda client, batch: torch.linalg.inv(batch.images.new_ones(1, 1)).sum(),
+        "aten._linalg_check_errors",
+    ),
     "a constant": (lambda client, batch: torch.tensor([1.0]).to(client.device)[0], "host's memory"),
+    "a constant made there": (
+        lambda client, batch: torch.tensor(1.0, device=client.device),
+        "aten.lift_fresh",
+    ),
     "PyTorch": (lambda client, batch: 0 * float(torch.rand(())), "global generator"),
     "Python": (lambda client, batch: 0 * random.random(), "global generator"),
     "its own": (lambda client, batch: client.scratch["numbers"].random(), "then"),
@@ -160,7 +172,7 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
 }
 
 
-OTHERS = ("the round", "the client", "positions", "a stream", "a constant", "Python")
+OTHERS = ("the round", "the client", "positions", "a stream", "a constant", "Python", "a count")
 """Found in the same way as what stands beside them."""
 
 
@@ -345,6 +357,52 @@ class Overlaps(Remembers):
 def test_a_part_of_a_tensor_that_is_kept_stays_one(device: str) -> None:
     recorded, expected = both(Overlaps(), device, 6)
     assert "own turn" in recorded.worker.graphs.refused["remembers"]
+    assert same(recorded.server.state.weights, expected)
+
+
+class LooksAtAPart(Method):
+    """A step that looks at a part of a weight before it uses the whole weight."""
+
+    name = "part"
+
+    def begin(self, client: Client) -> None:
+        """Keeps the part."""
+        super().begin(client)
+        client.scratch["part"] = client.network.classifier.weight.detach()[:1]
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Adds its length, which has no gradient."""
+        length = client.scratch["part"].norm()
+        return super().loss(client, batch) | {"length": length}
+
+
+def test_a_weight_of_which_a_part_is_seen_first_is_put_back_whole(device: str) -> None:
+    recorded, expected = both(LooksAtAPart(), device)
+    assert recorded.worker.graphs.replayed > 0
+    assert same(recorded.server.state.weights, expected)
+
+
+@pytest.mark.parametrize("when", ["saved", "tried"])
+def test_a_recording_for_which_memory_is_too_small_is_left_out(
+    when: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    if when == "saved":
+        record = graphs.Turn._record
+
+        def recording(self: graphs.Turn, *given: Any) -> None:
+            with monkeypatch.context() as during:
+                during.setattr(Tensor, "clone", full)
+                record(self, *given)
+
+        monkeypatch.setattr(graphs.Turn, "_record", recording)
+    else:
+        monkeypatch.setattr(graphs.Graphs, "recorded", full)
+    recorded, expected = both("fedavg", device)
+    assert recorded.worker.graphs.replayed == 0
+    assert "out of memory" in recorded.worker.graphs.refused["fedavg"]
     assert same(recorded.server.state.weights, expected)
 
 
