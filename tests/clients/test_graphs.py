@@ -1,5 +1,6 @@
 """Recorded steps: they give the numbers of ordinary ones, and what cannot be recorded is not."""
 
+import gc
 import logging
 import random
 import re
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from feddg.clients import graphs
-from feddg.clients.client import Batch, Client
+from feddg.clients.client import Batch, Client, Prepared
 from feddg.diagnostics import collected
+from feddg.federation import local_training
 from feddg.messages import Message
 from feddg.methods.base import Method, methods
 from feddg.settings import TrainSettings
@@ -110,6 +112,33 @@ def test_replayed_steps_have_the_bits_of_ordinary_ones(case: str, device: str) -
     if name in methods() and name not in PLAIN_AT_ONE_DOMAIN:
         assert (on_page()[name] == "yes") == bool(found.replayed), found.refused
     assert found.replayed or found.refused or recorded.method.one_round
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(methods())],
+)
+def test_a_step_leaves_no_graph_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, left = local_training.Steps.take, list[Tensor]()
+
+    def taken(self: local_training.Steps, prepared: Prepared) -> None:
+        take(self, prepared)
+        tensors = (each for each in gc.get_objects() if isinstance(each, Tensor))
+        left.extend(t for t in tensors if t.grad_fn is not None)
+
+    # Its nodes would add the next gradients, too, on the stream of their own step.
+    train = TrainSettings(rounds=1, batch_size=4, optimizer="sgd")
+    small = federation(name, sizes=(8,), train=train)
+    small.server.setup()
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as during:
+            during.setattr(local_training.Steps, "take", taken)
+            small.server.round()
+    finally:
+        gc.enable()
+    assert not left
 
 
 class Reads(Method):
