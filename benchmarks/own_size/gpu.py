@@ -2,7 +2,8 @@
 
     python benchmarks/own_size/gpu.py --root PACS --minutes 12 [--results FOLDER] [--out FOLDER]
 
-Four minutes at most go to ``benchmarks/speed/gpu.py``, unless it has done all. Then come the plans
+PACS is a folder of images; the working folder has ``weights``, as for ``campaign.py``: without
+images, or the weights of any network, it ends at once. Four minutes at most go to ``benchmarks/speed/gpu.py``, unless it has done all. Then come the plans
 of ``benchmarks/baseline``, by name, and the stages of ``campaign.py``, in its order: as many runs
 at once as memory and cores allow. A run that ends is a row in its plan's CSV file at once; when
 time is up the others stop, and go on when the command is given again with their folder. So it may
@@ -60,6 +61,14 @@ def plans(pretend: bool) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def absent(root: Path, whole: list[tuple[str, dict[str, Any]]]) -> str | None:
+    """Returns what no plan can begin without, if it is not here: images, or a network's weights."""
+    weights = {str(fields["base"]["model"]["weights"]) for _, fields in whole}
+    if root.is_dir() and any(Path(name).exists() for name in weights):
+        return None
+    return ", ".join(sorted(weights)) if root.is_dir() else str(root)
+
+
 def speed(file: Path, minutes: float, pretend: bool) -> None:
     """Measures parity and speed, in a process that cannot take longer."""
     script = ROOT / "benchmarks" / "speed" / "gpu.py"
@@ -96,6 +105,8 @@ def main() -> None:
         if unknown := [name for name in given.plans if name not in names]:
             parser.error(f"there is no plan {', '.join(unknown)}; there are {', '.join(names)}")
         whole = [plan for name in given.plans for plan in whole if plan[0] == name]
+    if not given.pretend and (gone := absent(given.root, whole)):
+        parser.error(f"not here: {gone}")
     given.results.mkdir(parents=True, exist_ok=True)
     measured = given.results / "gpu.json"
     if not (measured.exists() and not json.loads(measured.read_text())["left out"]):

@@ -46,6 +46,18 @@ def test_a_gpus_minutes_go_to_plans_that_can_be_run(pretend, campaign, monkeypat
         assert expand_plan(load_plan(fields)), name
 
 
+def test_a_gpus_minutes_are_not_begun_without_images_or_weights(campaign, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "campaign", campaign)
+    gpu = load_script(FOLDER / "gpu.py")
+    plans = gpu.plans(pretend=False)
+    monkeypatch.chdir(tmp_path)
+    assert gpu.absent(tmp_path / "PACS", plans) == str(tmp_path / "PACS")
+    assert "weights/resnet18_imagenet.safetensors" in gpu.absent(tmp_path, plans)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "resnet18_imagenet.safetensors").touch()
+    assert gpu.absent(tmp_path, plans) is None
+
+
 def mean_of_last(rounds):
     """What the rule finds in some rounds; a round's accuracy is its number, in percent."""
     rows = [numbers(round, "test", "photo", round / 100) for round in rounds]

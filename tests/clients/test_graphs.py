@@ -1,5 +1,6 @@
 """Recorded steps: they give the numbers of ordinary ones, and what cannot be recorded is not."""
 
+import gc
 import logging
 import random
 import re
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from feddg.clients import graphs
-from feddg.clients.client import Batch, Client
+from feddg.clients.client import Batch, Client, Prepared
 from feddg.diagnostics import collected
+from feddg.federation import local_training
 from feddg.messages import Message
 from feddg.methods.base import Method, methods
 from feddg.settings import TrainSettings
@@ -112,6 +114,33 @@ def test_replayed_steps_have_the_bits_of_ordinary_ones(case: str, device: str) -
     assert found.replayed or found.refused or recorded.method.one_round
 
 
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(methods())],
+)
+def test_a_step_leaves_no_graph_behind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take, left = local_training.Steps.take, list[Tensor]()
+
+    def taken(self: local_training.Steps, prepared: Prepared) -> None:
+        take(self, prepared)
+        tensors = (each for each in gc.get_objects() if isinstance(each, Tensor))
+        left.extend(t for t in tensors if t.grad_fn is not None)
+
+    # Its nodes would add the next gradients, too, on the stream of their own step.
+    train = TrainSettings(rounds=1, batch_size=4, optimizer="sgd")
+    small = federation(name, sizes=(8,), train=train)
+    small.server.setup()
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as during:
+            during.setattr(local_training.Steps, "take", taken)
+            small.server.round()
+    finally:
+        gc.enable()
+    assert not left
+
+
 class Reads(Method):
     """A method whose steps depend on what ``value`` finds on the host."""
 
@@ -152,7 +181,19 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
     ),
     "an answer": (lambda client, batch: batch.labels.sum().item(), "_local_scalar_dense"),
     "a mask": (lambda client, batch: batch.labels[batch.labels > 0].sum(), "aten.index"),
+    "a count": (
+        lambda client, batch: batch.labels.bincount(minlength=9)[0] * 0,
+        "aten.bincount",
+    ),
+    "a solver's fault": (
+        lambda client, batch: torch.linalg.inv(batch.images.new_ones(1, 1)).sum(),
+        "aten._linalg_check_errors",
+    ),
     "a constant": (lambda client, batch: torch.tensor([1.0]).to(client.device)[0], "host's memory"),
+    "a constant made there": (
+        lambda client, batch: torch.tensor(1.0, device=client.device),
+        "aten.lift_fresh",
+    ),
     "PyTorch": (lambda client, batch: 0 * float(torch.rand(())), "global generator"),
     "Python": (lambda client, batch: 0 * random.random(), "global generator"),
     "its own": (lambda client, batch: client.scratch["numbers"].random(), "then"),
@@ -160,7 +201,7 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
 }
 
 
-OTHERS = ("the round", "the client", "positions", "a stream", "a constant", "Python")
+OTHERS = ("the round", "the client", "positions", "a stream", "a constant", "Python", "a count")
 """Found in the same way as what stands beside them."""
 
 
@@ -345,6 +386,52 @@ class Overlaps(Remembers):
 def test_a_part_of_a_tensor_that_is_kept_stays_one(device: str) -> None:
     recorded, expected = both(Overlaps(), device, 6)
     assert "own turn" in recorded.worker.graphs.refused["remembers"]
+    assert same(recorded.server.state.weights, expected)
+
+
+class LooksAtAPart(Method):
+    """A step that looks at a part of a weight before it uses the whole weight."""
+
+    name = "part"
+
+    def begin(self, client: Client) -> None:
+        """Keeps the part."""
+        super().begin(client)
+        client.scratch["part"] = client.network.classifier.weight.detach()[:1]
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Adds its length, which has no gradient."""
+        length = client.scratch["part"].norm()
+        return super().loss(client, batch) | {"length": length}
+
+
+def test_a_weight_of_which_a_part_is_seen_first_is_put_back_whole(device: str) -> None:
+    recorded, expected = both(LooksAtAPart(), device)
+    assert recorded.worker.graphs.replayed > 0
+    assert same(recorded.server.state.weights, expected)
+
+
+@pytest.mark.parametrize("when", ["saved", "tried"])
+def test_a_recording_for_which_memory_is_too_small_is_left_out(
+    when: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    if when == "saved":
+        record = graphs.Turn._record
+
+        def recording(self: graphs.Turn, *given: Any) -> None:
+            with monkeypatch.context() as during:
+                during.setattr(Tensor, "clone", full)
+                record(self, *given)
+
+        monkeypatch.setattr(graphs.Turn, "_record", recording)
+    else:
+        monkeypatch.setattr(graphs.Graphs, "recorded", full)
+    recorded, expected = both("fedavg", device)
+    assert recorded.worker.graphs.replayed == 0
+    assert "out of memory" in recorded.worker.graphs.refused["fedavg"]
     assert same(recorded.server.state.weights, expected)
 
 

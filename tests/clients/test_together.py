@@ -160,7 +160,7 @@ class Images:
     """Images of a client that is none."""
 
     def __init__(self, count: int) -> None:
-        self.pixels = SimpleNamespace(size=8)
+        self.side = 8
         self.count = count
 
     def __len__(self) -> int:

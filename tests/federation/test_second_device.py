@@ -188,6 +188,20 @@ def test_images_that_do_not_fit_are_sent_each_time(
         assert seen.sent == [128]  # 2 x 4 x 4 x 3 bytes, to where the next tensor may begin
 
 
+def test_memories_for_which_a_device_has_no_room_wait_on_the_host(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def places(made: SmallFederation) -> set[str]:
+        memories = made.transport.memories.values()
+        return {tensor.device.type for memory in memories for tensor in memory.values()}
+
+    there, here = small("scaffold", 1, device), small("scaffold", 1, device)
+    expected = there.run()
+    monkeypatch.setattr("feddg.federation.inprocess.fits", lambda count, device: not count)
+    assert same(here.run(), expected)
+    assert (places(there), places(here)) == ({device}, {"cpu"})
+
+
 @pytest.mark.parametrize("name", ["fedbn", "fedig-a", "l2d", "scaffold"])
 def test_what_a_checkpoint_holds_goes_to_the_device(name: str, device: str) -> None:
     whole = small(name, 1, device).run()

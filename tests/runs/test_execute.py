@@ -335,6 +335,17 @@ def test_a_loss_that_explodes_fails_with_the_client_and_the_remedy(tmp_path, cac
     assert DIVERGED in [one.code for one in record.summary.diagnostics]
 
 
+def test_a_gpu_that_is_full_is_told_with_the_remedy(tmp_path, cache, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 GiB"
+        )
+
+    monkeypatch.setattr("feddg.federation.inprocess.train", full)
+    with pytest.raises(RunError, match=r"Tried to allocate 2.00 GiB. Lower train.batch_size"):
+        run(experiment(), tmp_path, cache=cache, report=False)
+
+
 def test_before_the_first_checkpoint_no_resume_is_recommended(tmp_path, cache, monkeypatch):
     def full(path, content):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))

@@ -13,13 +13,22 @@ from torch import nn
 from codec_files import untrained, write_vgg19
 from feddg.errors import WeightsError
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
-from feddg.styles.codec import CODECS, NormalizedCodec, adain, load_codec
+from feddg.styles.codec import CODECS, NormalizedCodec, adain, images_at_once, load_codec
 from feddg.styles.codecs import CompactCodec, ConvolutionalCodec
 from style_images import random_features, random_images, random_style
 
 
 def random_codec(seed: int = 0) -> CompactCodec:
     return untrained(CompactCodec, None, None, seed).frozen()
+
+
+@pytest.mark.parametrize(("gigabytes", "counts"), [(80, [256, 167, 8]), (8, [256, 55, 2])])
+def test_a_batch_s_maps_fit_into_the_memory_of_an_accelerator(
+    gigabytes: int, counts: list[int], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = (0, gigabytes * 2**30)  # free, and in all
+    monkeypatch.setattr(torch.get_device_module(device), "mem_get_info", lambda _: memory)
+    assert [images_at_once(side, torch.device(device)) for side in (16, 224, 1024)] == counts
 
 
 def test_adain_by_hand() -> None:

@@ -27,7 +27,7 @@ from feddg.data.augment import (
     moved,
     shows_pixels,
 )
-from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
+from feddg.data.pixels import Parcel, Pixels, PixelStore, Vectors, as_unit, fits
 from feddg.errors import ClientError, Diverged
 from feddg.messages import Message, Read, Weights, on_device, read, sent_together
 from feddg.models.network import Network
@@ -77,6 +77,11 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def side(self) -> int:
+        """Pixels along an image's side; 1 for features."""
+        return 1 if isinstance(self.pixels, Vectors) else self.pixels.size
 
     def images(self, positions: Tensor | None = None, device: torch.device | None = None) -> Tensor:
         """Returns uint8 images ``(B, 3, H, W)`` without augmentation.
@@ -596,8 +601,7 @@ class Client:
             done: whether another client has its own already.
             fixed: whether all have the function, even if they are no longer :attr:`alike`.
         """
-        side = self.examples.pixels.size
-        size = 64 if self.device.type == "cpu" else images_at_once(side, self.device)
+        size = 64 if self.device.type == "cpu" else images_at_once(self.examples.side, self.device)
 
         def compute(clients: Sequence["Client"]) -> Parts:
             given = [function(images) for images in images_of(clients, size)]

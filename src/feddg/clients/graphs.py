@@ -51,8 +51,16 @@ aten = torch.ops.aten
 ANSWERS = {
     aten._local_scalar_dense.default,
     aten.nonzero.default,
+    aten._unique.default,
     aten._unique2.default,
     aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.unique_dim_consecutive.default,
+    aten.bincount.default,
+    aten.repeat_interleave.Tensor,
+    aten._linalg_check_errors.default,
+    aten._linalg_eigh.default,
+    aten._linalg_svd.default,
     aten.equal.default,
     aten.masked_select.default,
 }
@@ -162,11 +170,13 @@ class Trace(TorchDispatchMode):
         given = [*leaves_of([args, kwargs])]
         noted = [self._noted(operation, value) for value in given]
         masks = operation in INDEXED and any(t.dtype == torch.bool for t in _tensors(args[1]))
+        away = any(t.device.type != "cpu" for t in _tensors(given))
         if operation in ANSWERS or masks:
             self._refuse(operation, "waits for its answer")
+        elif operation is aten.lift_fresh.default and away:  # torch.tensor(..., device=...)
+            self._refuse(operation, "sends a number of the host")
         result = operation(*args, **kwargs)
         places = {_place(t) for t in _tensors(given) if t.numel()}
-        away = any(t.device.type != "cpu" for t in _tensors(given))
         for made in (t for t in _tensors(result) if t.numel()):
             if made.device.type == "cpu" and (away or made.dim()):
                 self._refuse(operation, "is not done by the device")
@@ -191,8 +201,8 @@ class Trace(TorchDispatchMode):
             return shape
         place = _place(value)
         if self._known.setdefault(place, f"at {place}") == f"at {place}":
-            parts, at = self.outside.setdefault(place, []), value.storage_offset()
-            if all(not 0 <= at - t.storage_offset() < t.numel() for t in parts):
+            parts, (start, end, *_) = self.outside.setdefault(place, []), _span(value)
+            if not any(own[0] <= start and end <= own[1] for own in map(_span, parts)):
                 parts.append(value)
         return self._known[place], value.dtype, value.storage_offset(), shape
 
@@ -521,8 +531,7 @@ class Turn:
         there = {_place(t) for t in _tensors(prepared.groups) if t.device.type != "cpu"}
         outside = record.trace.outside.items()
         changed = [part for place, parts in outside if place not in there for part in parts]
-        before, host = [(t, t.detach().clone()) for t in changed], self._host()
-        terms = self.client.terms
+        before, host, terms = list[tuple[Tensor, Tensor]](), self._host(), self.client.terms
 
         def step() -> None:
             self._taken(prepared, groups)
@@ -536,6 +545,7 @@ class Turn:
             return left
 
         try:
+            before += [(t, t.detach().clone()) for t in changed]  # may not fit
             with self.graphs.aside(self.device):
                 self.client.terms = {}
                 step()
@@ -610,7 +620,7 @@ def _apart(expected: list[Tensor], others: list[list[Tensor]], replayed: list[Te
     """
 
     def apart(tensors: list[Tensor]) -> float:
-        pairs = [(one.double(), other.double()) for one, other in zip(expected, tensors)]
+        pairs = ((one.double(), other.double()) for one, other in zip(expected, tensors))
         shares = [(two - one).norm() / one.norm().clamp_min(TINY) for one, two in pairs]
         return float(torch.stack(shares).nan_to_num(torch.inf).max())
 

@@ -91,7 +91,7 @@ class Together:
         self, client: "Client", name: Callable[["Client"], str], done: Callable[["Client"], bool]
     ) -> Iterator["Client"]:
         """Yields the next clients whose images fit into a batch with this client's."""
-        most = images_at_once(client.examples.pixels.size, client.device)
+        most = images_at_once(client.examples.side, client.device)
         room = 0 if client.device.type == "cpu" else most - len(client.examples)
         for other in self._coming() if room > 0 else ():
             room -= len(other.examples)

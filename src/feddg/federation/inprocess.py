@@ -6,9 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+import torch
+
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.clients.together import Together
+from feddg.data.pixels import fits
 from feddg.errors import ClientError, Diverged
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import Ledger, Reply, Transport, without_frozen
@@ -82,7 +85,7 @@ class InProcess(Transport):
             self.examples(id),
             worker,
             round=broadcast.round,
-            # Its own dictionary: training that fails leaves no trace. A checkpoint's is on the CPU.
+            # Its own dictionary: training that fails leaves no trace. It may be on the CPU.
             memory=on_device(self.memories.get(id, {}), worker.device),
             context=self._context,
             received=broadcast.weights,
@@ -217,5 +220,10 @@ class InProcess(Transport):
             reply = done()
         except ClientError as error:
             return Refusal(client.id, str(error), isinstance(error, Diverged)), None
-        remembers = client.memory or client.id in self.memories
-        return reply, client.memory if remembers else None
+        memory = client.memory
+        # Of a hundred clients, memories may be larger than a GPU's.
+        if client.device.type != "cpu" and not fits(
+            Message(memory).size * self._count, client.device
+        ):
+            memory = on_device(memory, torch.device("cpu"))
+        return reply, memory if memory or client.id in self.memories else None

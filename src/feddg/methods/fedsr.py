@@ -115,6 +115,15 @@ class FedSR(Method):
         super().begin(client)
         embedding_of(client.network).draw_from(client.stream("fedsr"))
 
+    def step(self, client: Client, batch: Batch) -> None:
+        """Forgets the pass after the step.
+
+        Its graph would go on to add gradients on the stream of that step: no other stream could
+        record one (:mod:`feddg.clients.graphs`).
+        """
+        super().step(client, batch)
+        vars(embedding_of(client.network)).pop("last", None)
+
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the embedding's length and its divergence from the class reference."""
         terms = super().head_loss(client, batch, embeddings)

@@ -421,7 +421,7 @@ def _execute(
         folder.write_json(SUMMARY, summarize(record, status, error, seconds, diagnostics))
 
     try:
-        with as_usual(), timed(seconds, "total"), collected() as diagnostics:
+        with as_usual(), timed(seconds, "total"), collected() as diagnostics, _enough_memory():
             work(everyone, seconds)
     except KeyboardInterrupt:
         end("interrupted", None)
@@ -434,6 +434,19 @@ def _execute(
         raise
     give_memory_back()
     end("completed", None)
+
+
+@contextmanager
+def _enough_memory() -> Iterator[None]:
+    """Says what to do where its block needs more than a GPU's memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RunError(
+            f"{str(error).splitlines()[0].split(' GPU ')[0]} Lower train.batch_size, "
+            "evaluate.batch_size or data.image_size, have fewer processes share the GPU (--jobs, "
+            "--workers), or use --device cpu"
+        ) from error
 
 
 def _run(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -53,13 +54,13 @@ def child(
 
 def end(children: Iterable[Child], seconds: float) -> None:
     """Ends processes: closes their input, and kills those that are still there after a while."""
-    ending = list(children)
+    ending, until = list(children), time.monotonic() + seconds
     for process in ending:
         with suppress(OSError, ValueError):  # it is dead, or was told before
             process.stdin.close()  # type: ignore[union-attr]
     for process in ending:
         try:
-            process.wait(seconds)
+            process.wait(max(0.0, until - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
         with suppress(OSError, ValueError), process:  # what it wrote is read

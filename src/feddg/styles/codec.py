@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from feddg.data.pixels import SHARE
 from feddg.errors import WeightsError
 from feddg.messages import on_device
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
@@ -30,7 +31,9 @@ VARIANCE_FLOOR = 1e-5
 CACHED_PIXELS = 2**15
 """Number of image pixels whose feature maps fit into a CPU's caches: 8 images of 64 x 64."""
 LAUNCHED_PIXELS = 2**23
-"""The same for an accelerator, whose memory must hold the maps: 167 images of 224 x 224."""
+"""The same for an accelerator: 167 images of 224 x 224."""
+BYTES_OF_PIXEL = 3 * 64 * 4
+"""What the largest maps of a pixel take there: three of VGG-19's first ones."""
 
 StyleLayer = Literal["output", "conv4_1_pre"]
 
@@ -254,15 +257,19 @@ def images_at_once(side: int, device: torch.device) -> int:
     """Returns how many images to pass through a fixed network together on a device.
 
     On a CPU few enough that the largest maps fit into its caches; a third faster than 64. On an
-    accelerator so many that its kernels last longer than their launches.
+    accelerator so many that its kernels last longer than their launches, if a quarter of its memory
+    holds their maps.
 
     Args:
         side: of the images, pixels.
         device: where the network is.
     """
-    if device.type != "cpu":
-        return min(256, max(64, LAUNCHED_PIXELS // side**2))
-    return max(1, CACHED_PIXELS // side**2)
+    if device.type == "cpu":
+        return max(1, CACHED_PIXELS // side**2)
+    pixels, memory = LAUNCHED_PIXELS, getattr(torch.get_device_module(device), "mem_get_info", None)
+    if memory is not None:
+        pixels = min(pixels, int(SHARE * memory(device)[1]) // BYTES_OF_PIXEL)
+    return min(256, max(1, pixels // side**2))
 
 
 def restyled(
