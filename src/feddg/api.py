@@ -79,8 +79,8 @@ def run(
     if predictions:
         function("parquet")("leave out predictions")
     asked = with_names_of_domains(load_experiment(experiment, fields))
-    asked, number = placed(asked, others.size if others else workers)
-    chosen = with_weights_at_hand(asked)
+    device, number = placed(asked.device, others.size if others else workers)
+    chosen = with_weights_at_hand(asked.model_copy(update={"device": device}))
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
     if odd := [round for round in snapshots if not 0 <= round <= chosen.train.rounds]:
         raise ExperimentError(
@@ -115,7 +115,7 @@ def resume(
     Args:
         folder: the run's.
         observer: is told what happens.
-        device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
+        device: ``cpu``, ``cuda``, ``all`` or ``auto``; the run's by default.
         cache: see :func:`run`.
         workers: see :func:`run`; another number than before does not matter.
 
@@ -125,11 +125,12 @@ def resume(
     from feddg.progress import notebook_observer
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder
-    from feddg.runs.workers import joined, together
+    from feddg.runs.workers import joined, placed, together
 
     cached = cache_folder(cache)
     others = joined(cached, workers)
-    with _resumable(), together(workers or 1, others) as prepare:
+    device, number = placed(device, others.size if others else workers)
+    with _resumable(), together(number, others) as prepare:
         done = execute.resume(
             folder,
             observer=observer or notebook_observer(),

@@ -149,12 +149,12 @@ def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_
 
 
 def test_workers_share_the_gpus(monkeypatch):
-    experiment = Experiment(**SETTINGS, device="all")
     with pytest.raises(ExperimentError, match="no GPU here; say --workers"):
-        workers.placed(experiment, None)
+        resume("run", device="all")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    experiment, count = workers.placed(experiment, None)
-    assert (experiment.device, count) == ("cuda", 2)
+    device, count = workers.placed("all", None)
+    assert (device, count) == ("cuda", 2)
+    experiment = Experiment(**SETTINGS, device=device)
     monkeypatch.setattr(workers, "choose_device", torch.device)
     gpus = [torch.device("cuda", number) for number in range(2)]
     assert workers.devices_of(experiment, 3) == [*gpus, gpus[0]]

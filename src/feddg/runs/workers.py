@@ -50,22 +50,22 @@ PATIENCE = timedelta(days=30)
 log = logging.getLogger("feddg")
 
 
-def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int]:
-    """Returns an experiment on the devices it asks for, and how many processes work on it.
+def placed(device: str | None, workers: int | None) -> tuple[str | None, int]:
+    """Returns the device of a run's processes, and how many there are.
 
     Args:
-        experiment: its device may be ``all``.
+        device: as asked for; may be ``all``.
         workers: how many; by default one, or one for each GPU of ``all``.
 
     Raises:
         ExperimentError: there are too few GPUs for that.
     """
-    if experiment.device == "all":
-        experiment = experiment.model_copy(update={"device": "cuda"})
+    if device == "all":
+        device = "cuda"
         workers = workers or torch.cuda.device_count()
         if not workers:
             raise ExperimentError("device all: there is no GPU here; say --workers N for CPUs")
-    return experiment, workers or 1
+    return device, workers or 1
 
 
 @contextmanager
