@@ -3,14 +3,15 @@
     python benchmarks/own_size/gpu.py --root PACS --minutes 12 [--results FOLDER] [--out FOLDER]
 
 PACS is a folder of images; the working folder has ``weights``, as for ``campaign.py``: without
-images, or the weights of any network, it ends at once. Four minutes at most go to ``benchmarks/speed/gpu.py``, unless it has done all. Then come the plans
-of ``benchmarks/baseline``, by name, and the stages of ``campaign.py``, in its order: as many runs
-at once as memory and cores allow. A run that ends is a row in its plan's CSV file at once; when
-time is up the others stop, and go on when the command is given again with their folder. So it may
-end after 4 minutes or 12. What the project's own CSV files have is copied to ``--results`` and not
-run again; with other images, such as a smaller copy of PACS, ``--fresh`` begins files of its own.
-``--plans NAME ...`` takes these plans alone, in this order. ``--pretend`` tries it without a GPU,
-on drawn digits and a small network.
+images, or the weights of any network, it ends at once. Four minutes at most go to
+``benchmarks/speed/gpu.py``, unless it has done all. Then come the plans of ``benchmarks/baseline``,
+by name, and the stages of ``campaign.py``, in its order: as many runs at once as memory and cores
+allow. A run that ends is a row in its plan's CSV file at once; when time is up the others stop, and
+go on when the command is given again with their folder. So it may end after 4 minutes or 12. What
+the project's own CSV files have is copied to ``--results`` and not run again; with other images,
+such as a smaller copy of PACS, ``--fresh`` begins files of its own. ``--plans NAME ...`` takes
+these plans alone, in this order. ``--pretend`` tries it without a GPU, on drawn digits and a small
+network.
 """
 
 import argparse
