@@ -361,6 +361,13 @@ def test_a_size_that_is_asked_for_is_that_of_all_images():
             read_images(pairs, "client 0", None, CLASSIFICATION)
 
 
+@pytest.mark.parametrize("shape", [(24, 30), (2, 24, 30), (24, 30, 2)])
+def test_a_mask_is_not_left_behind_by_an_image_that_is_resized(shape):
+    task = feddg.Task(nn.functional.mse_loss, lambda out, y: out)
+    with pytest.raises(ExperimentError, match=r"24 x 30 pixels, as its target has.* resize both"):
+        read_images([(Image.new("RGB", (30, 24)), torch.zeros(shape))], "client 0", 24, task)
+
+
 def test_a_graph_of_classes_is_not_written_of_another_task(tmp_path):
     task = feddg.Task(nn.functional.mse_loss, lambda out, y: -(out - y).square().flatten(1).mean(1))
     sites = [[(torch.rand(3, 8, 8), torch.rand(2)) for _ in range(4)]]

@@ -586,7 +586,7 @@ def read_images(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, and not all images "
                     "are square and of one size: give image_size="
                 )
-            if target.shape[-2:] == array.shape[:2]:
+            if array.shape[:2] in (target.shape[-2:], target.shape[:2]):
                 raise ExperimentError(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "
                     f"and must be {size} x {size}: resize both in the data set"
