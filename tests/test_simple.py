@@ -326,6 +326,8 @@ def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
         ({"clients": [[torch.rand(3, 8, 8)]]}, "client 0, image 0 is no pair of image and label"),
         ({"clients": [[(torch.rand(3, 8, 8), 0, 0)]]}, "client 0, image 0 is no pair"),
         ({"clients": [DataLoader(Colours(0))]}, r"client 0 is a DataLoader: .* loader\.dataset"),
+        ({"clients": {"oslo": Colours(0)}}, "client 0 is a str: give a data set or list"),
+        ({"clients": [{"train": Colours(0)}]}, "client 0 is a dict: give a data set or list"),
         ({"class_names": ["a", "b"]}, "class_names has 2 names, but the model gives 3 logits"),
         ({"normalize": ((0.5,), (0.5,))}, "normalize is three means"),
         ({"normalize": ((0.5,) * 3, (0.0,) * 3)}, "normalize is .* deviations above 0"),

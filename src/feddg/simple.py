@@ -7,7 +7,7 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Real
@@ -563,7 +563,8 @@ def read_images(
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
             names it.
     """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not numbered or isinstance(dataset, str | Mapping):  # as the names of a dict of clients
         raise ExperimentError(
             f"{name} is a {type(dataset).__name__}: give a data set or list, which finds an image "
             "by its number; a DataLoader's is loader.dataset"
