@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -16,7 +16,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from feddg.data.images import plain_name
 from feddg.errors import ExperimentError, first_names
 
-T = TypeVar("T")
 Numbered = Mapping[int, str]
 """Names of classes by their numbers in one data set."""
 REMEDY = "give class_names=[...], all classes in the order of the model's logits"
@@ -41,7 +40,7 @@ def tables_of(dataset: object, labels: numpy.ndarray) -> list[Numbered | None]:
     ``target_transform``, they have no names.
     """
     known: dict[int, Numbered | None] = {}
-    places = _places(dataset, len(labels), own_names, known)
+    places = [_named(dataset, index, own_names, known) for index in range(len(labels))]
     for place, label in zip(places, labels.tolist()):
         if place is not None and _label_in(*place, dataset, label) != label:
             known[id(place[0])] = None
@@ -59,7 +58,7 @@ def own_domains(dataset: Any) -> Sequence[str] | None:
 def domains_of(dataset: object, count: int) -> list[str | None]:
     """Returns the name of the domain of each image; None where no data set inside names one."""
     known: dict[int, Any] = {}
-    places = _places(dataset, count, own_domains, known)
+    places = [_named(dataset, index, own_domains, known) for index in range(count)]
     return [None if place is None else known[id(place[0])][place[1]] for place in places]
 
 
@@ -76,42 +75,31 @@ def _label_in(named: Any, place: int, outer: Any, label: int) -> int | None:
     return None
 
 
-def _places(
-    dataset: object, count: int, own: Callable[[Any], T | None], known: dict[int, T | None]
-) -> list[tuple[object, int] | None]:
-    """Returns for each image the data set inside that says something, and its number there.
+def _named(
+    dataset: Any, index: int, own: Callable[[Any], object], known: dict[int, Any]
+) -> tuple[object, int] | None:
+    """Returns the data set inside that names something of an image, and the image's number there.
 
     Args:
         dataset: the data set.
-        count: the number of its images.
-        own: what a data set says itself; None for nothing.
-        known: gets what each data set inside says, by its identity.
+        index: the image's number in it.
+        own: what a data set names itself; None for nothing.
+        known: gets what each data set inside names, by its identity.
     """
-
-    def said(part: object) -> T | None:
-        if id(part) not in known:
-            known[id(part)] = own(part)
-        return known[id(part)]
-
-    return [_named(dataset, index, said) for index in range(count)]
-
-
-def _named(
-    dataset: Any, index: int, names_in: Callable[[Any], object]
-) -> tuple[object, int] | None:
-    """Returns the data set inside that names something, and the image's number there."""
-    if names_in(dataset) is not None:
+    if id(dataset) not in known:
+        known[id(dataset)] = own(dataset)
+    if known[id(dataset)] is not None:
         return dataset, index
     if isinstance(dataset, Subset):
-        return _named(dataset.dataset, int(dataset.indices[index]), names_in)
+        return _named(dataset.dataset, int(dataset.indices[index]), own, known)
     if isinstance(dataset, ConcatDataset):
         part = bisect_right(dataset.cumulative_sizes, index)
         first = dataset.cumulative_sizes[part - 1] if part else 0
-        return _named(dataset.datasets[part], index - first, names_in)
+        return _named(dataset.datasets[part], index - first, own, known)
     attributes = getattr(dataset, "__dict__", {}).values()
     inner: list[object] = [value for value in attributes if isinstance(value, Dataset)]
     alike = len(inner) == 1 and hasattr(inner[0], "__len__") and len(inner[0]) == len(dataset)
-    return _named(inner[0], index, names_in) if alike else None
+    return _named(inner[0], index, own, known) if alike else None
 
 
 def joined(
