@@ -49,7 +49,7 @@ def tables_of(dataset: object, labels: numpy.ndarray) -> list[Numbered | None]:
 
 def own_domains(dataset: Any) -> Sequence[str] | None:
     """Returns what a data set itself says in ``domains``, if that is one for each of its images."""
-    given = getattr(dataset, "domains", None)
+    given: Any = getattr(dataset, "domains", None)
     if not hasattr(given, "__len__") or len(given) != len(dataset):
         return None
     return [str(name) for name in (given.tolist() if hasattr(given, "tolist") else given)]
