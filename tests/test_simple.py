@@ -326,6 +326,8 @@ def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
         ({"clients": [[torch.rand(3, 8, 8)]]}, "client 0, image 0 is no pair of image and label"),
         ({"clients": [[(torch.rand(3, 8, 8), 0, 0)]]}, "client 0, image 0 is no pair"),
         ({"clients": [DataLoader(Colours(0))]}, r"client 0 is a DataLoader: .* loader\.dataset"),
+        ({"clients": {"oslo": Colours(0)}}, "client 0 is a str: give a data set or list"),
+        ({"clients": [{"train": Colours(0)}]}, "client 0 is a dict: give a data set or list"),
         ({"class_names": ["a", "b"]}, "class_names has 2 names, but the model gives 3 logits"),
         ({"normalize": ((0.5,), (0.5,))}, "normalize is three means"),
         ({"normalize": ((0.5,) * 3, (0.0,) * 3)}, "normalize is .* deviations above 0"),
@@ -359,6 +361,13 @@ def test_a_size_that_is_asked_for_is_that_of_all_images():
     for pairs in (wide, wide[::-1]):
         with pytest.raises(ExperimentError, match=r"has 24 x 30 pixels.* give image_size="):
             read_images(pairs, "client 0", None, CLASSIFICATION)
+
+
+@pytest.mark.parametrize("shape", [(24, 30), (2, 24, 30), (24, 30, 2)])
+def test_a_mask_is_not_left_behind_by_an_image_that_is_resized(shape):
+    task = feddg.Task(nn.functional.mse_loss, lambda out, y: out)
+    with pytest.raises(ExperimentError, match=r"24 x 30 pixels, as its target has.* resize both"):
+        read_images([(Image.new("RGB", (30, 24)), torch.zeros(shape))], "client 0", 24, task)
 
 
 def test_a_graph_of_classes_is_not_written_of_another_task(tmp_path):

@@ -7,7 +7,7 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Real
@@ -21,7 +21,15 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Examples
 from feddg.data.augment import can_move, cannot_move, shows_pixels
-from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
+from feddg.data.class_names import (
+    REMEDY,
+    Numbered,
+    domains_of,
+    joined,
+    own_domains,
+    renumbered,
+    tables_of,
+)
 from feddg.data.data_set import find_augmentation
 from feddg.data.decoding import Resize, UnusableImageError, as_rgb, make_square
 from feddg.data.pixels import ArrayPixels
@@ -67,6 +75,7 @@ class Labelled(Protocol):
     Images are PIL's of 8 bits a colour (what is transparent becomes white), or tensors
     ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1]. If a client's images are of
     several domains, an attribute ``domains`` names the domain of each; otherwise the client is one.
+    It may be that of a data set inside, as of a ``Subset`` or ``ConcatDataset``.
     """
 
     def __len__(self) -> int:
@@ -553,7 +562,8 @@ def read_images(
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
             names it.
     """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    numbered = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if not numbered or isinstance(dataset, str | Mapping):  # as the names of a dict of clients
         raise ExperimentError(
             f"{name} is a {type(dataset).__name__}: give a data set or list, which finds an image "
             "by its number; a DataLoader's is loader.dataset"
@@ -576,7 +586,7 @@ def read_images(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, and not all images "
                     "are square and of one size: give image_size="
                 )
-            if target.shape[-2:] == array.shape[:2]:
+            if array.shape[:2] in (target.shape[-2:], target.shape[:2]):
                 raise ExperimentError(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "
                     f"and must be {size} x {size}: resize both in the data set"
@@ -703,11 +713,11 @@ def _domains(
     domains = []
     for id, (dataset, count) in enumerate(zip(datasets, counts)):
         given = getattr(dataset, "domains", None)
-        names: list[str | int] = [id] * count if given is None else list(map(str, given))
-        if len(names) != count:
+        if given is not None and own_domains(dataset) is None:
             raise ExperimentError(
-                f"client {id} names {len(names)} domains for {count} images: give one an image"
+                f"client {id} names {len(given)} domains for {count} images: give one an image"
             )
+        names = [id if name is None else name for name in domains_of(dataset, count)]
         domains.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
     return domains, tuple(name if isinstance(name, str) else "" for name in known)
 

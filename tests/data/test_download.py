@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import requests
 
-from feddg.data import download as archives
 from feddg.data import download as module
 from feddg.data.data_set import PublishedFile
 from feddg.data.download import download, unpack
@@ -340,9 +339,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
 def test_paths_outside_the_folder_are_refused(
     subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    for pack, name in itertools.product(
-        [zipped, tarred], [*OUTSIDE, "a\nb", "x" * 300, "/".join("a" * 40)]
-    ):
+    for pack, name in itertools.product([zipped, tarred], [*OUTSIDE, "a\nb"]):
         with subtests.test(name=name, pack=pack):
             tmp_path = tmp_path_factory.mktemp("case")
             packed = pack(tmp_path / "a.bin", {"good.jpg": b"good", name: b"evil"})
@@ -393,22 +390,6 @@ def test_links_and_devices_in_zip_are_refused(tmp_path: Path, kind: int) -> None
         unpack(packed, tmp_path / "out", silent)
 
 
-@pytest.mark.parametrize("pack", [zipped, tarred])
-def test_bombs_are_refused(tmp_path: Path, pack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "LEAST", 1000)
-    packed = pack(tmp_path / "a.bin", {"bomb.jpg": bytes(5_000_000)})
-    with pytest.raises(DataError, match="50 times its size"):
-        unpack(packed, tmp_path / "out", silent)
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_bombs_of_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_FILES", 3)
-    packed = tarred(tmp_path / "a.tgz", {str(number): b"" for number in range(4)})
-    with pytest.raises(DataError, match="more than 3 files"):
-        unpack(packed, tmp_path / "out", silent)
-
-
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("pack", ["zip", "tar"])
 def test_a_file_that_is_there_twice_is_refused(tmp_path: Path, pack: str) -> None:
@@ -425,10 +406,11 @@ def test_a_file_that_is_there_twice_is_refused(tmp_path: Path, pack: str) -> Non
         unpack(path, tmp_path / "out", silent)
 
 
-def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
-    packed = tarred(tmp_path / "a.tgz", {"a": b"", "a/b": b""})
+@pytest.mark.parametrize("files", [{"a": b"", "a/b": b""}, {"a": b"", "x" * 300: b""}])
+def test_what_a_disk_cannot_hold_leaves_nothing(tmp_path: Path, files: dict[str, bytes]) -> None:
     with pytest.raises(DataError, match="Cannot unpack"):
-        unpack(packed, tmp_path / "out", silent)
+        unpack(tarred(tmp_path / "a.tgz", files), tmp_path / "out", silent)
+    assert read(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("pack", [zipped, tarred])

@@ -19,6 +19,7 @@ from feddg.data.inspection import (
     about_copies,
     about_ignored,
     about_labels,
+    about_splits,
     depth_of,
     ignored_files,
     inspect,
@@ -170,6 +171,17 @@ def test_a_run_and_its_preview_stop_at_copies_across_a_held_out_domain(root, tmp
         forecast(chosen(root, id_val=0.0))
     (root / "c/x/copy.png").unlink()
     assert forecast(chosen(root, id_val=0.0)).splits["test"] == 120
+
+
+@pytest.mark.parametrize("picks", [True, False])
+def test_a_domain_that_tests_and_picks_the_round_is_noticed(picks):
+    labels, domains = np.arange(400) % 2, np.arange(400) // 200
+    names = tuple(map(str, range(400)))
+    table = ImageTable(names, labels, domains, ("x", "y"), ("bern", "chur"), images=np.zeros(400))
+    for rows, noticed in ((200, picks), (300, False)):
+        parts = np.split(np.arange(400), [200, 200, 200, rows + 100])
+        found = [one.code for one in about_splits(table, Splits(*parts), chosen=False, picks=picks)]
+        assert found == ["picked-by-test-domain"] * noticed
 
 
 def test_four_validation_images_pick_the_round_and_that_is_said(tmp_path, caplog):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
+from torch.utils.data import ConcatDataset, Subset
 
 import feddg
 from discs import SEGMENT, Discs, SmallUNet
@@ -709,6 +710,18 @@ def test_a_program_names_its_images_domains():
     assert fed.domain_names == ("a", "b", "c", "")
     with pytest.raises(ExperimentError, match="client 1 names 2 domains for 6 images"):
         in_memory("irm", None, ["a", "b"])
+
+
+def test_domains_are_found_in_data_sets_inside_and_alike_in_lists_arrays_and_tensors():
+    some, others, unnamed = sites(torch.tensor([0, 1] * 3), numpy.array([1, 2] * 3), None)
+    more, whole = Subset(others, [5, 0]), sites(["0", "1"])[0]  # a benchmark's own list of names
+    more.domains = [7, 7]
+    clients = [ConcatDataset([Subset(some, [1, 2]), unnamed, Subset(others, [1])]), more]
+    network = build_network("cnn", CLASSES, weights=None, image_size=16)
+    fed = feddg.Federation([*clients, Subset(whole, [0, 1])], network, "irm", precision="float32")
+    numbers = [client.domains.tolist() for client in fed.clients]
+    assert numbers == [[0, 1, *[2] * 6, 3], [4, 4], [5, 5]]
+    assert fed.domain_names == ("1", "0", "", "2", "7", "")
 
 
 def test_that_there_is_nothing_to_compare_is_said_once(subtests):

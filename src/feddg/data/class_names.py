@@ -1,4 +1,4 @@
-"""Names of the classes of a program's own data sets: found, and joined.
+"""Names of the classes and domains of a program's own data sets: found, and joined.
 
 torchvision's ``ImageFolder`` numbers the classes that its folder has: where sites lack some, one
 number means another class at each of them. So labels are compared by name where there are names.
@@ -40,17 +40,26 @@ def tables_of(dataset: object, labels: numpy.ndarray) -> list[Numbered | None]:
     ``target_transform``, they have no names.
     """
     known: dict[int, Numbered | None] = {}
-
-    def names_in(part: object) -> Numbered | None:
-        if id(part) not in known:
-            known[id(part)] = own_names(part)
-        return known[id(part)]
-
-    places = [_named(dataset, index, names_in) for index in range(len(labels))]
+    places = [_named(dataset, index, own_names, known) for index in range(len(labels))]
     for place, label in zip(places, labels.tolist()):
         if place is not None and _label_in(*place, dataset, label) != label:
             known[id(place[0])] = None
     return [None if place is None else known[id(place[0])] for place in places]
+
+
+def own_domains(dataset: Any) -> Sequence[str] | None:
+    """Returns what a data set itself says in ``domains``, if that is one for each of its images."""
+    given: Any = getattr(dataset, "domains", None)
+    if not hasattr(given, "__len__") or len(given) != len(dataset):
+        return None
+    return [str(name) for name in (given.tolist() if hasattr(given, "tolist") else given)]
+
+
+def domains_of(dataset: object, count: int) -> list[str | None]:
+    """Returns the name of the domain of each image; None where no data set inside names one."""
+    known: dict[int, Any] = {}
+    places = [_named(dataset, index, own_domains, known) for index in range(count)]
+    return [None if place is None else known[id(place[0])][place[1]] for place in places]
 
 
 def _label_in(named: Any, place: int, outer: Any, label: int) -> int | None:
@@ -67,21 +76,30 @@ def _label_in(named: Any, place: int, outer: Any, label: int) -> int | None:
 
 
 def _named(
-    dataset: Any, index: int, names_in: Callable[[Any], Numbered | None]
+    dataset: Any, index: int, own: Callable[[Any], object], known: dict[int, Any]
 ) -> tuple[object, int] | None:
-    """Returns the data set inside that names an image's class, and the image's number there."""
+    """Returns the data set inside that names something of an image, and the image's number there.
+
+    Args:
+        dataset: the data set.
+        index: the image's number in it.
+        own: what a data set names itself; None for nothing.
+        known: gets what each data set inside names, by its identity.
+    """
+    if id(dataset) not in known:
+        known[id(dataset)] = own(dataset)
+    if known[id(dataset)] is not None:
+        return dataset, index
     if isinstance(dataset, Subset):
-        return _named(dataset.dataset, int(dataset.indices[index]), names_in)
+        return _named(dataset.dataset, int(dataset.indices[index]), own, known)
     if isinstance(dataset, ConcatDataset):
         part = bisect_right(dataset.cumulative_sizes, index)
         first = dataset.cumulative_sizes[part - 1] if part else 0
-        return _named(dataset.datasets[part], index - first, names_in)
-    if names_in(dataset) is not None:
-        return dataset, index
+        return _named(dataset.datasets[part], index - first, own, known)
     attributes = getattr(dataset, "__dict__", {}).values()
     inner: list[object] = [value for value in attributes if isinstance(value, Dataset)]
     alike = len(inner) == 1 and hasattr(inner[0], "__len__") and len(inner[0]) == len(dataset)
-    return _named(inner[0], index, names_in) if alike else None
+    return _named(inner[0], index, own, known) if alike else None
 
 
 def joined(

@@ -47,12 +47,6 @@ _CUT = (
 )
 """What ends a try before the whole file is there; the next may succeed."""
 _LATER = (408, 425, 429, 500, 502, 503, 504)
-MOST_FILES = 5_000_000
-MOST_TIMES = 50
-"""The largest allowed ratio of unpacked to packed size; images hardly shrink."""
-LEAST = 1 << 28
-"""Bytes that the content of any archive may have."""
-_DEEPEST, _LONGEST = 32, 255
 MIRROR = ".mirror"
 """Where a mirror's files are downloaded to, in the data set's folder."""
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]|^[A-Za-z]:")
@@ -220,10 +214,8 @@ def _write(
         raise requests.ConnectionError(f"the connection was cut at {come:,} of {total:,} bytes")
 
 
-_Member = tuple[str, int, IO[bytes]]
-"""Name, size and opened content of an archived file. The size is what the archive says; no more
-bytes than that are read.
-"""
+_Member = tuple[str, IO[bytes]]
+"""Name and opened content of an archived file."""
 
 
 def unpack(archive: Path, folder: Path, progress: Progress) -> None:
@@ -237,20 +229,18 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
         progress: called with the number of files so far, and 0.
 
     Raises:
-        DataError: it is no archive, is damaged, too large, or holds paths outside the folder,
-            links, devices or encrypted files; or a file is in the way.
+        DataError: it is no archive, is damaged, does not fit on the disk, or holds paths outside
+            the folder, links, devices or encrypted files; or a file is in the way.
     """
-    _put(_members(archive), archive, archive.stat().st_size, folder, progress)
+    _put(_members(archive), archive, folder, progress)
 
 
-def _put(
-    members: Iterable[_Member], archive: Path, size: int, folder: Path, progress: Progress
-) -> None:
-    """Writes the files of an archive of ``size`` bytes into a folder, all or none."""
+def _put(members: Iterable[_Member], archive: Path, folder: Path, progress: Progress) -> None:
+    """Writes the files of an archive into a folder, all or none."""
     private_folder(folder)
     try:
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as aside:
-            _write_all(members, archive, size, Path(aside), progress)
+            _write_all(members, archive, Path(aside), progress)
             entries = sorted(Path(aside).iterdir())
             for entry in entries:
                 if (folder / entry.name).exists():
@@ -268,18 +258,9 @@ def _put(
         raise DataError(f"Cannot unpack {archive} into {folder}: {why(error)}.") from None
 
 
-def _write_all(
-    members: Iterable[_Member], archive: Path, packed: int, folder: Path, progress: Progress
-) -> None:
-    most = max(LEAST, MOST_TIMES * packed)
-    files = written = 0
-    for files, (name, size, source) in enumerate(members, start=1):
-        if files > MOST_FILES:
-            raise _refused(archive, f"holds more than {MOST_FILES:,} files")
-        written += size
-        if written > most:
-            size_of = f"{most / 1e9:.1f} GB, {MOST_TIMES} times its size"
-            raise _refused(archive, f"unpacks to more than {size_of}; no archive of images does")
+def _write_all(members: Iterable[_Member], archive: Path, folder: Path, progress: Progress) -> None:
+    files = 0
+    for files, (name, source) in enumerate(members, start=1):
         path = folder.joinpath(*_steps(archive, name))
         private_folder(path.parent)
         try:
@@ -301,8 +282,7 @@ def _steps(archive: Path, name: str) -> list[str]:
         DataError: it leads outside the folder, or is no valid file name.
     """
     steps = [step for step in name.split("/") if step not in ("", ".")]
-    strange = _STRANGE.search(name) or any(len(s.encode()) > _LONGEST for s in steps)
-    if name.startswith("/") or ".." in steps or strange or not 0 < len(steps) <= _DEEPEST:
+    if name.startswith("/") or ".." in steps or _STRANGE.search(name) or not steps:
         raise _refused(archive, f"holds {name[:200]!r}, which is no path inside a folder")
     return steps
 
@@ -324,7 +304,7 @@ def _zipped(archive: Path) -> Iterator[_Member]:
             if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
                 raise _no_plain_file(archive, info.filename)
             try:
-                yield info.filename, info.file_size, opened.open(info)
+                yield info.filename, opened.open(info)
             except RuntimeError as error:  # encrypted, or packed in a way unknown here
                 raise DataError(f"{archive.name}: {error}; unpack it yourself.") from None
 
@@ -339,7 +319,7 @@ def _tarred(archive: Path) -> Iterator[_Member]:
                 raise _no_plain_file(archive, info.name)
             source = opened.extractfile(info)
             assert source is not None
-            yield info.name, info.size, source
+            yield info.name, source
 
 
 def _no_plain_file(archive: Path, name: str) -> DataError:
@@ -510,8 +490,7 @@ def _get_mirrored(
     folder = source or root / MIRROR
     paths = local_files(definition, folder)
     files = {path.relative_to(folder).as_posix(): digest(path) for path in paths}
-    size = sum(path.stat().st_size for path in paths)
-    _put(mirrored_images(definition, mirror, paths), Path(mirror.name), size, root, progress)
+    _put(mirrored_images(definition, mirror, paths), Path(mirror.name), root, progress)
     received = Received(files=files, revision=asked, commit=commit, complete=True)
     replace_text(record, received.to_text())
     if not keep:

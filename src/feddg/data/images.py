@@ -13,11 +13,10 @@ from typing import IO
 from unicodedata import normalize
 
 import numpy as np
-from PIL import Image, ImageFile, features
+from PIL import Image, features
 
 from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
-from feddg.registry import Registry
 from feddg.storage import entries, file_faults, open_file, stamp
 from feddg.text import printable
 
@@ -79,12 +78,6 @@ FORMATS = tuple(dict.fromkeys(f for f in USABLE_FORMATS.values() if f not in ("H
 starts other programs for some (Ghostscript for EPS). A HEIF file must be named as one; a DICOM file
 must not be named as one of these.
 """
-
-
-FURTHER_FORMATS: Registry[type[ImageFile.ImageFile]] = Registry(
-    "image format", "feddg.data.formats", error=DataError
-)
-"""Readers of formats that Pillow does not know, by Pillow's name for them."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +150,9 @@ def register_heif() -> None:
 @cache
 def register_dicom() -> None:
     """Registers DICOM with Pillow; needs the optional package."""
-    Image.register_open("DICOM", FURTHER_FORMATS.find("DICOM"))
+    from feddg.data.formats.dicom import DicomImage
+
+    Image.register_open("DICOM", DicomImage)
 
 
 def endings() -> str:

@@ -204,6 +204,15 @@ def about_splits(
                 f"{_quoted(homes)} {has}: they cannot be recognised.",
                 "Add images of other domains, or take the folders out.",
             )
+    shared = np.intersect1d(table.domains[splits.val], table.domains[splits.test])
+    if picks and len(shared):
+        yield warning(
+            "picked-by-test-domain",
+            f"Images of {_quoted([table.domain_names[i] for i in shared])} validate, and others of "
+            "the same test: a round picked on held-out validation is picked by a domain that is "
+            "tested.",
+            "Let a domain that does not train have either, or pick on in-domain validation.",
+        )
     present, largest = int(np.count_nonzero(trained)), int(trained.argmax())
     share = trained[largest] / max(1, trained.sum())
     if present > 1 and share > max(HALF, 1.5 / present):

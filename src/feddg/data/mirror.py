@@ -122,8 +122,8 @@ def _split_of(name: str) -> str:
 
 def mirrored_images(
     definition: DataSet, mirror: Mirror, files: Sequence[Path]
-) -> Iterator[tuple[str, int, io.BytesIO]]:
-    """Yields a mirror's images as path, size in bytes, and bytes.
+) -> Iterator[tuple[str, io.BytesIO]]:
+    """Yields a mirror's images as path and bytes.
 
     Paths are ``domain/class/image``, or ``domain/split/class/image`` if there are several splits.
     An image keeps its name in the file, or gets a running number.
@@ -149,7 +149,7 @@ def mirrored_images(
             if not plain or path in taken:
                 path = f"{folder}/image-{len(taken):07}{image_suffix(content)}"
             taken.add(path)
-            yield path, len(content), io.BytesIO(content)
+            yield path, io.BytesIO(content)
 
 
 def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str, str, str, bytes]]:

@@ -23,8 +23,6 @@ SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "qu
 _SMALL_ALPHA = 0.1
 """Below it, gamma variates are drawn as logarithms: too many would round to zero."""
 IMAGES = "training images"
-EVERYWHERE = "iid"
-"""The default rule for domains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,7 +272,7 @@ def rules_of(names: str, settings: Mapping[str, object]) -> dict[Kind, Partition
         if rule.setting is not None and settings.get(rule.setting) is None:
             raise ExperimentError(f"clients.partition: {rule.name} needs clients.{rule.setting}")
     if "whole" not in of_kind:
-        of_kind.setdefault("domains", PARTITIONS[EVERYWHERE])
+        of_kind.setdefault("domains", PARTITIONS["iid"])
     return of_kind
 
 

@@ -202,6 +202,9 @@ def test_a_column_that_is_named_and_is_not_there_is_said(table):
         load_source("features", table, client="pateint")
     with pytest.raises(DataError, match="no column 'group'"):
         load_source("features", table, group="group")
+    frame_of().to_csv(table, index=False, sep=";")
+    with pytest.raises(DataError, match=r"no column 'label'; it has: f0;f1;.*;label;domain;path"):
+        load_source("features", table)
 
 
 def test_the_order_of_names_is_the_same_for_all_tables(table):

@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -24,8 +23,6 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
-
-from feddg.data.images import FURTHER_FORMATS
 
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -49,7 +46,6 @@ class DicomError(ValueError):
     """Raised for a DICOM file that cannot be decoded; the message quotes none of its tags."""
 
 
-@partial(FURTHER_FORMATS.add, "DICOM")
 class DicomImage(ImageFile.ImageFile):
     """A DICOM file as Pillow's image of mode ``L`` or ``RGB``, decoded when it is loaded."""
 

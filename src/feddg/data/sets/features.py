@@ -47,8 +47,9 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
     for name in options.required(("label", "domain")):
         if name not in frame:
             raise DataError(
-                f"{file} has no column {name!r}{nearest(name, [*map(str, frame)])}. Say what it is "
-                "called: --set data.options.label=NAME, and domain, client, group, split, path so."
+                f"{file} has no column {name!r}{nearest(name, [*frame])}; it has: "
+                f"{first_names([*frame])}. Say what it is called: --set data.options.label=NAME, "
+                "and domain, client, group, split, path so."
             )
     texts = _texts(frame, file, options)
     names, features = _features(frame, file, options)
