@@ -90,7 +90,8 @@ class _Charged(Defence):
             ExperimentError: what earlier rounds have cost is not known.
         """
         release, chosen = self._release(round, clients), self.settings
-        if release is not None:
+        # Nobody's data costs nothing, unless who took part is secret: an attack asks nobody.
+        if release is not None and (clients or release.rate < 1):
             if self.noised and self.account.lacks(round - 1):
                 raise ExperimentError(
                     "what earlier rounds have cost of privacy is not known here, so nothing more "
