@@ -364,6 +364,7 @@ class NoisedRecords(_Charged):
         STATISTICS: "which mix the images of a batch; choose model.backbone cnn_gn or another "
         "without, or set model.normalization to frozen",
     }
+    clips = True
     noised = True
     budget = "record_epsilon"
     record_noise: RecordNoise
