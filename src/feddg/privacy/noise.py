@@ -235,7 +235,10 @@ class Clipping(_Charged):
         clipped = shrunk(update.weights, received, self.facts.aggregated, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
         if self.at_clients:
-            update.weights = _noised(update.weights, received, self.facts, self.multiplier * norm)
+            # Weights sent may be so large that, rounded to their digits, a change is longer again.
+            again = norm / max(norm, distance(update.weights, received, self.facts.aggregated))
+            deviation = self.multiplier * norm
+            update.weights = _noised(update.weights, received, self.facts, deviation, again)
         return self.add(update, NORM_BIT, int(clipped is not None)) if self.adaptive else update
 
     # At the server
