@@ -209,7 +209,7 @@ class Sites(Clients):
         transport, gathered = self._transport, list[Score]()
         here = {score.domain for score in scores}
         several = len(transport.evaluation_sites) > 1
-        for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
+        for id, reply in transport.evaluate(broadcast):
             new: list[Score] = []
             if isinstance(reply, Message):
                 try:
