@@ -428,7 +428,7 @@ class Sites:
         except ClientError as error:
             self.refused.append(str(error))
             return None
-        memory.keep_secrets(round, secrets)
+        memory.keep_secrets(secrets)
         return reply
 
     def ask(self, ids, round, step, question, calls=None):
