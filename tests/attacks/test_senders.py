@@ -5,7 +5,7 @@ import torch
 
 from extras import needs
 from feddg.api import run as run_experiment
-from feddg.attacks.attack import AttackSettings
+from feddg.attacks.attack import AttackSettings, attack_run
 from feddg.attacks.senders import (
     STATISTICS,
     MembershipEffort,
@@ -105,14 +105,22 @@ def test_what_is_read_is_what_the_run_sent(place, runs, method):
         assert torch.equal(again.tensors["style"], context["style"])
 
 
-def test_a_noised_run_is_looked_into_without_going_on(place, runs):
+NOISE = [
+    {"clipping": "fixed", "clipping_norm": 1.0, "noise_multiplier": 1.0},
+    {"epsilon": 50.0, "noised_at": "client"},
+    {"record_epsilon": 8.0},
+]
+
+
+@pytest.mark.parametrize("privacy", NOISE, ids=["at the server", "at clients", "of steps"])
+def test_a_noised_run_is_attacked_and_not_gone_on_with(place, runs, quick, privacy):
     pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
-    privacy = {"clipping": "fixed", "clipping_norm": 1.0, "noise_multiplier": 1.0}
-    model = {"backbone": "cnn_gn", "weights": None}
-    loaded = load_finished_run(
-        runs("fedavg", privacy=privacy, model=model), place / "cache", lambda *_: None
-    )
-    assert loaded.server.state.round == 1
+    model, train = {"backbone": "cnn_gn", "weights": None}, {"rounds": 2, "local_epochs": 1}
+    folder = runs("fedavg", privacy=privacy, model=model, train=train)
+    for kind in ("update", "membership"):
+        assert attack_run(folder, kind, quick, cache=place / "cache")
+    loaded = load_finished_run(folder, place / "cache", lambda *_: None)
+    assert loaded.server.state.round == 2
     with pytest.raises(ExperimentError, match="what earlier rounds have cost"):
         loaded.fit(1)
 

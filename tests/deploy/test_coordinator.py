@@ -179,19 +179,22 @@ def test_what_an_attempt_left_that_did_not_count_is_forgotten(tmp_path, monkeypa
     assert same(found, weights(run.folder))
 
 
+class Returning(LocalGrid):
+    """Nodes that all have come again when ``came`` changes."""
+
+    came = "1"
+
+    def get_nodes(self):
+        nodes = super().get_nodes()
+        for node in nodes:
+            node.last_activated_at = self.came
+        return nodes
+
+
 def test_a_site_that_comes_back_mended_is_asked_again():
-    class Grid(LocalGrid):
-        came = "1"
-
-        def get_nodes(self):
-            nodes = super().get_nodes()
-            for node in nodes:
-                node.last_activated_at = self.came
-            return nodes
-
     nodes = {name: {"images": f"digits:{name}", "device": "cpu"} for name in SITES}
     config = {"experiment": experiment().to_yaml(), "sites": ",".join(SITES)}
-    grid = Grid(nodes, client_app.app, config)
+    grid = Returning(nodes, client_app.app, config)
     broken = ["ink"]
     grid.fail = lambda site, message: site in broken
     transport = FlowerTransport(grid, known(SITES), Policy(1, 0.01, 0.2, 0.001), keys={})
@@ -204,6 +207,34 @@ def test_a_site_that_comes_back_mended_is_asked_again():
     for _ in range(2):
         online = transport.registry.online(1)
     assert online == {0, 1, 2}
+
+
+@pytest.mark.parametrize("now", [{"domain": "chalk"}, {"site": "photo"}], ids=str)
+def test_a_site_that_comes_back_as_another_is_left_out(tmp_path, caplog, now):
+    """Its cache is new, so that it does not know itself what it was."""
+    nodes = {}
+    for name in SITES[:2]:
+        for label in "ab":
+            pictures(tmp_path / name / label)
+        images = {"images": str(tmp_path / name), "domain": name}
+        nodes[name] = {**images, "device": "cpu", "cache": str(tmp_path / f"cache {name}")}
+    chosen = experiment(data={**SMALL["data"], "source": "folder"})
+    grid = Returning(nodes, client_app.app, {"experiment": chosen.to_yaml()})
+    transport = FlowerTransport(grid, known(SITES), Policy(1, 0.01, 0.2, 0.001), keys={})
+    transport.ledger = Ledger(lambda row: None)
+    assert transport.registry.online(0) == {0, 1}
+    (node,) = (id for id, name in grid.nodes.items() if name == "ink")
+    grid.contexts[node].node_config |= {**now, "cache": str(tmp_path / "new")}
+    grid.came = "2"
+    assert transport.registry.online(1) == {1}
+    assert "left out" in caplog.text
+
+
+def test_a_draw_of_nobody_waits_for_nobody(caplog):
+    grid = LocalGrid({name: {} for name in SITES})
+    transport = FlowerTransport(grid, known(SITES), Policy(3, wait=60.0))
+    assert list(transport.train([], Broadcast(1, {}))) == []
+    assert "goes on without" not in caplog.text
 
 
 def test_an_evaluation_site_does_not_name_the_trainers_columns(tmp_path, caplog):

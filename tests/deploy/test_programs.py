@@ -23,7 +23,7 @@ from feddg.deploy.transport import Policy
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
 from federations import same
-from flower_grid import LocalGrid
+from flower_grid import LocalGrid, public_key
 from loopback import BIN, Processes, free_port
 
 SEEDS = {"oslo": 0, "lyon": 1, "graz": 5}
@@ -97,6 +97,16 @@ def test_a_segmentation_over_flower_has_the_bits_of_one_in_memory(
     assert there.server.state.round == 2
     if method != "fedbn":  # every site has its own
         assert there.evaluate(Discs(2)).mean == here.evaluate(Discs(2)).mean
+
+
+def test_a_name_belongs_to_the_first_key_that_used_it(tmp_path, caplog):
+    nodes = grid(tmp_path)
+    (lyon,) = (id for id, name in nodes.nodes.items() if name == "lyon")
+    program = {"program": f"{__name__}:graz", "cache": str(tmp_path / "another")}
+    nodes.connect("lyon", program, public_key("somebody else"))
+    there = over(nodes)
+    assert there.transport.registry.node_of[1] == lyon
+    assert "but the name belongs to the key SHA256" in caplog.text
 
 
 class OfTwo(Discs):

@@ -51,6 +51,19 @@ def test_a_round_reads_only_what_earlier_rounds_wrote(tmp_path):
     assert SiteMemory(tmp_path, "run-2", "ink").before(9) == {}
 
 
+def test_a_coordinator_that_goes_on_from_an_older_copy_of_its_run_is_not_served(tmp_path):
+    """Layers of a site's own would begin anew in the middle of a run, and nobody would know."""
+    memory = SiteMemory(tmp_path, "run-1", "ink")
+    for round in (1, 2, 3, 4):
+        memory.before(round, round - 1)
+        memory.keep(round, {"x": torch.tensor(round)})
+    for round in (2, 3):
+        with pytest.raises(ClientError, match=f"remembers round 4 .*, and not round {round - 1}"):
+            memory.before(round, round - 1)
+    assert value(memory.before(4, 3)) == 3  # a round that was under way
+    assert memory.before(1, 0) == {}  # a program's run under the same key
+
+
 def test_a_flipped_bit_of_a_memory_is_found_and_said(tmp_path):
     memory = SiteMemory(tmp_path, "run", "ink")
     memory.keep(1, {"x": torch.tensor(1.0)})

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import settings as settings_of_private_steps
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn
 
+import feddg
 from feddg.api import resume, run
 from feddg.clients.client import Client, RecordNoise
 from feddg.errors import ExperimentError
@@ -21,7 +23,7 @@ from feddg.federation import local_training
 from feddg.federation.federation import build
 from feddg.federation.inprocess import TRAIN
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
-from feddg.messages import EntrySchema, Message
+from feddg.messages import Broadcast, EntrySchema, Message, Update
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
 from feddg.privacy.building import build_defences
@@ -162,6 +164,24 @@ def test_the_noise_of_a_step_has_the_stated_variance_and_cannot_be_drawn_again()
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(errors))
     assert low * 0.999 < (errors**2).sum() < high * 1.001  # gradients are float32
     assert not torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_weights_under_which_one_image_has_no_finite_loss_do_not_tell_whether_it_is_there(there):
+    """A hostile server's: they sum brightness up, to infinity for a white image alone."""
+    images = torch.zeros(8, 3, 8, 8, dtype=torch.uint8)
+    images[:, 0, 0, 0] = torch.arange(8)  # epsilon is for one file, so none is there twice
+    site = [(image, label % 2) for label, image in enumerate(images)]
+    if there:
+        site[1] = torch.full((3, 8, 8), 255, dtype=torch.uint8), 1
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2))
+    private = {"privacy": {"record_epsilon": 8.0}, "normalization": "frozen", "batch_size": 4}
+    fed = feddg.Federation([site], net, local_epochs=1, lr=0.01, **private)
+    weights = dict(fed.server.state.weights)
+    weights["classifier.weight"] = torch.full((2, 192), 4e36) * torch.tensor([[1.0], [0.0]])
+    (reply,) = fed.transport.train([0], Broadcast(1, weights))
+    assert isinstance(reply, Update)
+    assert all(tensor.isfinite().all() for tensor in reply.weights.values())
 
 
 FIELDS = {

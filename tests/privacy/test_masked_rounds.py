@@ -330,7 +330,10 @@ UNTOLD = {
     ),
     "a count of 10^6 more under the mask": (count, "does not count their images"),
     "a count of nothing": (lambda v: v * 0, "does not count their images"),
-    "1000 more on one weight": (spike, "it moved an entry of .* more than training can"),
+    "1000 more on one weight, in round 2": (
+        spike,
+        "it moved the weights by .*10 times the median change of the last rounds",
+    ),
     "5 more on every weight of the mean, in round 2": (
         far,
         "it moved the weights by .*10 times the median change of the last rounds",
@@ -428,7 +431,7 @@ class Sites:
         except ClientError as error:
             self.refused.append(str(error))
             return None
-        memory.keep_secrets(round, secrets)
+        memory.keep_secrets(secrets)
         return reply
 
     def ask(self, ids, round, step, question, calls=None):

@@ -12,6 +12,7 @@ from scipy import stats
 from feddg.clients.sampling import Schedule
 from feddg.messages import Message, Update
 from feddg.methods.base import Round, State, weighted_mean
+from feddg.privacy import noise
 from feddg.privacy.accounting import Account
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
@@ -82,6 +83,17 @@ def test_two_updates_of_a_client_are_at_most_two_norms_apart(one, other, norm):
     parts = [float((left[n].double() - right[n].double()).square().sum()) for n in left]
     apart = math.sqrt(sum(parts))
     assert apart <= 2 * norm * (1 + 1e-5) + 1e-5
+
+
+def test_a_server_that_sends_large_weights_does_not_make_rounded_changes_longer(monkeypatch):
+    """Of 2^21, float32 knows quarters: a change of 0.15 in each entry is rounded to 0.25."""
+    own = defence(clipping_norm=0.3, noise_multiplier=1.0, noised_at="client")
+    large = {name: torch.full_like(tensor, 2.0**21) for name, tensor in SENT.items()}
+    trained = {name: tensor + 1 for name, tensor in large.items()}
+    hidden = {}
+    monkeypatch.setattr(noise, "add_noise", lambda x, _: hidden.setdefault(x.shape, x))
+    own.protect(Update(0, 1, trained), large, Message({}, {"norm": 0.3}))
+    assert 0 < float(torch.cat([x.flatten() for x in hidden.values()]).norm()) <= 0.3 * (1 + 1e-6)
 
 
 def test_over_10_000_draws_the_released_mean_has_the_stated_variance():

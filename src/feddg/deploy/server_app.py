@@ -209,7 +209,7 @@ class Sites(Clients):
         transport, gathered = self._transport, list[Score]()
         here = {score.domain for score in scores}
         several = len(transport.evaluation_sites) > 1
-        for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
+        for id, reply in transport.evaluate(broadcast):
             new: list[Score] = []
             if isinstance(reply, Message):
                 try:
@@ -260,7 +260,8 @@ def transport_to_programs(
         sites: names of all sites; the order is part of the experiment.
         run: key under which sites store their memory: another one for every run.
         policy: waiting times.
-        **options: of :class:`FlowerTransport`.
+        **options: of :class:`FlowerTransport`; a name belongs to the first key that used it, unless
+            ``keys`` is None.
 
     Raises:
         RunError: a site is missing; names it.
@@ -268,6 +269,7 @@ def transport_to_programs(
     """
     with schema_faults(ExperimentError, "transport_to_programs: "):
         known = DeploymentFile(run=run, sites=list(sites), classes=[], domains=[])
+    options = {"keys": known.keys, **options}
     transport = FlowerTransport(grid, known, policy or Policy(len(sites)), **options)
     registered = transport.gather(len(sites))
     tables: list[tuple[str, Numbered | None]] = []

@@ -88,8 +88,8 @@ class SiteMemory:
         seed: the experiment's seed, under which the site stores which sums it helped to open. This
             holds for all runs and experiments, because one that starts again, be it with other
             settings for its report, trains the same updates again.
-        closed: whether the method solves in closed form. Its sums, like those before round 1, are
-            the same under every seed, and so stored for all.
+        closed: whether the method solves in closed form. Its sums are the same under every seed,
+            and so stored for all.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class SiteMemory:
     ) -> None:
         self.folder = cache / "deployments" / run / site
         self._secrets = self.folder / "secrets.safetensors"
-        self._sums, self._site = cache / "opened_sums", site
-        self._of_seed = "any-seed" if closed else f"seed-{seed}"
+        kind = "any-seed" if closed else f"seed-{seed}"
+        self._opened_sums = cache / "opened_sums" / kind / site / "opened_sums.safetensors"
 
     def before(self, round: int, counted: int | None = None) -> Weights:
         """Returns the memory before ``round``; empty if there is none.
@@ -109,11 +109,20 @@ class SiteMemory:
                 a later one left is of an attempt that did not, and is deleted.
 
         Raises:
+            ClientError: the coordinator goes on from a round that is no longer remembered.
             RunError: it is damaged; names the file.
         """
-        earlier = [number for number in self._rounds() if number < round]
+        rounds = self._rounds()
+        earlier = [number for number in rounds if number < round]
         if counted is not None:
-            for number in (number for number in earlier if number > counted):
+            later = [number for number in rounds if number > counted]
+            if counted and len(later) > 1 and len(later) == len(rounds):  # a lost attempt is one
+                raise ClientError(
+                    f"remembers round {max(rounds)} of this run, and not round {counted}, from "
+                    "which the coordinator goes on: put its newest run folder back, or start a "
+                    "new run"
+                )
+            for number in set(earlier) & set(later):
                 self._memory(number).unlink(missing_ok=True)
             earlier = [number for number in earlier if number <= counted]
         return load(_read_checked(self._memory(max(earlier)))) if earlier else {}
@@ -125,10 +134,6 @@ class SiteMemory:
         earlier = sorted(number for number in self._rounds() if number < round)
         for number in earlier[:-1]:
             self._memory(number).unlink(missing_ok=True)
-
-    def _opened_sums(self, round: int) -> Path:
-        kind = self._of_seed if round else "any-seed"
-        return self._sums / kind / self._site / "opened_sums.safetensors"
 
     def _memory(self, round: int) -> Path:
         return self.folder / f"memory-{round}.bin"
@@ -145,19 +150,19 @@ class SiteMemory:
         """
         of_round = _loaded(self._secrets, "delete it")
         opened_sums = _loaded(
-            self._opened_sums(round),
+            self._opened_sums,
             "it says which sums of updates this site helped to open. Put a copy in its place, or "
             "ask for a run with another seed and delete it",
         )
         current = "round" in of_round and int(of_round["round"]) == round
         return opened_sums | (of_round if current else {})
 
-    def keep_secrets(self, round: int, secrets: Weights) -> None:
+    def keep_secrets(self, secrets: Weights) -> None:
         """Stores the defences' secrets: lasting ones first, so that they exist when needed."""
         tensors = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
         opened_sums = {name: tensors.pop(name) for name in list(tensors) if name.startswith(KNOWN)}
         if opened_sums:
-            replace_bytes(self._opened_sums(round), save(opened_sums))
+            replace_bytes(self._opened_sums, save(opened_sums))
         if tensors:
             replace_bytes(self._secrets, save(tensors))
         else:
@@ -542,7 +547,7 @@ class Site:
         yield client, method, defences
         if client.memory:
             memory.keep(client.round, client.memory)
-        memory.keep_secrets(client.round, client.secrets)
+        memory.keep_secrets(client.secrets)
 
     def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
         # All weights come with the message: a site needs no pretrained ones.

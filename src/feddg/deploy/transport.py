@@ -461,6 +461,7 @@ class NodeRegistry:
                     continue
                 # Only now is it the site itself that cannot take part, and nobody in its name.
                 self.objections[name] = f"calls itself {name!r} and {objection}"
+            self.node_of = {id: other for id, other in self.node_of.items() if other != node}
             log.warning("left out: node %d calls itself %r and %s", node, name[:40], objection)
 
     def _settle(self, node: int, name: str, registration: Registration) -> None:
@@ -725,6 +726,8 @@ class FlowerTransport:
         self, clients: Sequence[int], kind: str, broadcast: Broadcast, question: str = ""
     ) -> Iterator[tuple[int, Payload | Refusal]]:
         """Sends a broadcast to sites and yields their replies in the order of ``clients``."""
+        if not clients:  # a secret draw may be of nobody, for whom nobody waits
+            return
         needed = kind != EVALUATE
         online = self._connected(clients, self._policy.minimum if needed else 0, broadcast.round)
         parts = {"weights": Message(broadcast.weights), "extras": broadcast.extras}

@@ -71,7 +71,7 @@ class Defence(RoundHook):
         sums: whether the server sees only sums of updates; it then has :meth:`mask` and
             :meth:`answer`.
         aggregates: whether it replaces the aggregation of updates; only one defence can.
-        clips: whether clients shorten their changes, so that no failure of one may show.
+        clips: whether clients bound what anything at them changes: then no failure of one may show.
         noised: whether it gives differential privacy: then no update may affect another's use.
         plain_mean: why the server must take the plain mean of all updates, or None.
         secret_rate: the probability that a client takes part, if participation is secret.

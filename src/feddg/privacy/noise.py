@@ -90,7 +90,8 @@ class _Charged(Defence):
             ExperimentError: what earlier rounds have cost is not known.
         """
         release, chosen = self._release(round, clients), self.settings
-        if release is not None:
+        # Nobody's data costs nothing, unless who took part is secret: an attack asks nobody.
+        if release is not None and (clients or release.rate < 1):
             if self.noised and self.account.lacks(round - 1):
                 raise ExperimentError(
                     "what earlier rounds have cost of privacy is not known here, so nothing more "
@@ -234,7 +235,10 @@ class Clipping(_Charged):
         clipped = shrunk(update.weights, received, self.facts.aggregated, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
         if self.at_clients:
-            update.weights = _noised(update.weights, received, self.facts, self.multiplier * norm)
+            # Weights sent may be so large that, rounded to their digits, a change is longer again.
+            again = norm / max(norm, distance(update.weights, received, self.facts.aggregated))
+            deviation = self.multiplier * norm
+            update.weights = _noised(update.weights, received, self.facts, deviation, again)
         return self.add(update, NORM_BIT, int(clipped is not None)) if self.adaptive else update
 
     # At the server
@@ -363,6 +367,7 @@ class NoisedRecords(_Charged):
         STATISTICS: "which mix the images of a batch; choose model.backbone cnn_gn or another "
         "without, or set model.normalization to frozen",
     }
+    clips = True
     noised = True
     budget = "record_epsilon"
     record_noise: RecordNoise

@@ -23,7 +23,7 @@ from torch import Tensor
 from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, Diverged, NotEnoughUpdates
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, joined
-from feddg.methods.base import Method, Round, name_clients
+from feddg.methods.base import Method, name_clients
 from feddg.privacy.defence import (
     AGGREGATION,
     CLIENT_STATISTICS,
@@ -51,8 +51,6 @@ _LARGEST = 2.0**62
 MASKED = "secure_aggregation/masked"
 FEWEST = 3
 """Minimum number of clients in a sum; with two, each would learn the other's update."""
-LARGEST_STEP = 10.0
-"""Largest change of a mean's entry, as a multiple of its tensor's largest entry (at least 1)."""
 KNOWN = "known/"
 """Prefix of what a client stores beyond a round."""
 OTHER = "begin a run with another seed (ridge's sums are the same under every seed)"
@@ -292,8 +290,6 @@ class SecureAggregation(Defence):
         super().__init__(settings)
         self.alike = False
         """Whether all clients have the same weight, as with clipping."""
-        self.steps = True
-        """Whether updates come from training; sums over images may have any size."""
         self.opened: dict[int, list[int]] = {}
         """The clients, ascending, whose sum in a round may have been opened, by round."""
         self.masked: tuple[int, list[int]] = 0, []
@@ -340,7 +336,7 @@ class SecureAggregation(Defence):
 
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """See :class:`Defence`."""
-        self.alike, self.steps = privacy.clipping != "none", not method.one_round
+        self.alike = privacy.clipping != "none"
 
     # At the server
 
@@ -355,21 +351,6 @@ class SecureAggregation(Defence):
         """
         of_round, clients = self.masked
         return self.opened.get(round, clients if clients and of_round == round else None)
-
-    def received(self, update: Update, round: Round) -> Update:
-        """Refuses a mean with an entry that changed more than training can change it."""
-        for name in sorted(self.facts.trained & update.weights.keys()) if self.steps else ():
-            sent = round.state.weights[name].double()
-            if not sent.numel():
-                continue
-            moved = float((update.weights[name].to(sent) - sent).abs().max())
-            limit = LARGEST_STEP * (1 + float(sent.abs().max()))
-            if not moved <= limit:
-                raise ClientError(
-                    f"it moved an entry of {name!r} by {moved:.3g}, more than training can "
-                    f"({limit:.3g})"
-                )
-        return update
 
     # At a client
 

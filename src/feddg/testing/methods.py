@@ -405,7 +405,8 @@ def a_network_changes_nothing(make: Make) -> Found:
         grid = NodesHere(
             {n: {"program": f"{__name__}:_Programs.{n}", "cache": cache} for n in names}
         )
-        transport = transport_to_programs(grid, names, "check", Policy(len(names), wait=1, poll=0))
+        policy = Policy(len(names), wait=1, poll=0)
+        transport = transport_to_programs(grid, names, "check", policy, keys=None)
         there = _Small(make(), transport=transport)
         expected, weights = _trained(make).weights, there.trained()
     if there.watch.refusals:
