@@ -123,6 +123,12 @@ def test_a_held_out_domain_is_one_run_however_it_is_written(tmp_path, said):
     assert expand_plan(based)[0].experiment.hold_out.test == ("bccd",)
 
 
+def test_a_folder_of_two_characters_for_one_is_the_same_run_however_it_is_written(tmp_path):
+    one, two = "Caf\u00e9", "Cafe\u0301"
+    data = {"source": "folder", "root": domains_in(tmp_path / "cells", two, "bar", "club")}
+    assert held(one, data=data).hold_out.test == held(two, data=data).hold_out.test == (one,)
+
+
 def test_data_sets_of_known_domains_and_tables_say_how_they_are_written(tmp_path):
     assert held("Sketch", data="digits").id == Experiment(hold_out="sketch", data="digits").id
     table = tmp_path / "features.csv"

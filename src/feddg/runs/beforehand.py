@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddg.data.data_set import SCRATCH, load_source
-from feddg.data.images import spelt_alike
+from feddg.data.images import composed, spelt_alike
 from feddg.data.inspection import about_labels
 from feddg.data.protocols import known_domains
 from feddg.data.sets import features
@@ -70,7 +70,7 @@ def as_written(
     with suppress(FeddgError, OSError):
         if asked and not known:
             folders = root.iterdir() if root is not None and root.is_dir() else ()
-            known = [entry.name for entry in folders if entry.is_dir()]
+            known = [composed(entry.name) for entry in folders if entry.is_dir()]
             if not asked <= set(known):  # else nothing needs to be read
                 known = load_source(source, root, **options).domain_names
     spelt = {name: spelt_alike(name, known) for name in asked}
