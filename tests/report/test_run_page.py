@@ -18,9 +18,11 @@ from feddg.records import AdaptationRow, SummaryFile
 from feddg.report.blocks import Code, Prose, Table
 from feddg.report.run_page import (
     adaptation_table,
+    final_table,
     left_out_section,
     metrics_section,
     reference_lines,
+    result_sentence,
     run_page,
     run_steps,
     verdict,
@@ -41,6 +43,28 @@ class Measured(FolderMaker):
             "auroc": 0.9 - domain / 10,
             "calibration_error": 0.1 + domain / 5,
         }
+
+
+def test_only_domains_of_the_models_own_round_are_named_and_counted(tmp_path):
+    """An evaluation site that does not answer after the last round has no part in its accuracy."""
+    run = FolderMaker(tmp_path / "run", test=["photo", "film", "clipart"]).write()
+    rows = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    missing = '"round":6,', '"domain":"clipart"'
+    kept = [row for row in rows if not all(part in row for part in missing)]
+    assert len(kept) < len(rows)
+    (run / "metrics.jsonl").write_text("\n".join(kept) + "\n", "utf-8")
+    lead = result_sentence(read_run(run))
+    assert "of the images of photo and film, which no client trained on" in lead
+    assert final_table(read_run(run)).rows[0][1].text == "mean of domains (2 of 3)"
+
+
+def test_a_page_has_a_split_of_many_domains_that_was_not_measured_at_last(tmp_path):
+    run = FolderMaker(tmp_path / "run", val=[f"ward {i}" for i in range(13)]).write()
+    rows = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    missing = '"round":6,', '"split":"val"'
+    kept = [row for row in rows if not all(part in row for part in missing)]
+    (run / "metrics.jsonl").write_text("\n".join(kept) + "\n", "utf-8")
+    assert "mean of domains (0 of 13)" in [row[1].text for row in final_table(read_run(run)).rows]
 
 
 class Thin(Measured):
