@@ -312,6 +312,17 @@ def test_a_class_that_few_training_images_show_is_what_helps_most(tmp_path):
     assert helps == f"More images of horse: 60 of {number(1260)} training images show it."
 
 
+def test_images_of_a_client_that_withdrew_do_not_count_as_training_images(tmp_path):
+    maker = Counted(tmp_path / "run")
+    maker.held = [60, 60, 6]
+    rounds = maker.write() / "rounds.jsonl"
+    *rows, last = map(json.loads, rounds.read_text("utf-8").splitlines())
+    last["forgotten"] = [0]
+    rounds.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, last]), "utf-8")
+    helps = dict(verdict(read_run(maker.folder)))["What would help most"]
+    assert helps == f"More images of horse: 54 of {number(1134)} training images show it."
+
+
 def test_with_sites_enough_labels_at_the_new_one_help_most(tmp_path):
     maker = Counted(tmp_path / "run", test=[f"site {number}" for number in range(6)])
     answers = dict(verdict(read_run(maker.write())))

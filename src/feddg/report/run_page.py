@@ -284,7 +284,7 @@ def _worst_class(run: Run) -> _WorstClass | None:
 
 def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
     """What would help most: images of a rare class, more sites, or labels at the new site."""
-    counts = [client.classes for client in run.clients.clients] if run.clients else []
+    counts = [client.classes for client in run.remaining.clients] if run.remaining else []
     images = [sum(of_class) for of_class in zip(*counts)]
     if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
         count, total = images[worst.number], sum(images)
