@@ -523,6 +523,27 @@ def test_labels_that_do_not_fit_are_named(finished, cache, sketches, tmp_path, t
         travel(finished, folder, labels=file, cache=cache)
 
 
+def test_labels_of_rows_that_share_a_name_are_refused(tmp_path, cache):
+    """Each table of features names its rows, and a label would go to the last of a name."""
+
+    def row(number):
+        return f"{number % 3 + (number * 7 % 11) / 20},{number / 120}"
+
+    rows = [f"{'xyz'[number % 3]},site{number // 30},{row(number)}" for number in range(120)]
+    (tmp_path / "features.csv").write_text("\n".join(["label,domain,a,b", *rows]))
+    data = {"source": "features", "root": tmp_path / "features.csv"}
+    chosen = feddg.Experiment(data=data, hold_out={"test": "site3"}, method="ridge")
+    run = feddg.run(chosen, tmp_path / "runs", cache=cache).folder
+    tables = [tmp_path / "monday.csv", tmp_path / "tuesday.csv"]
+    for table in tables:
+        table.write_text("\n".join(["path,a,b", *(f"scan{n},{row(n)}" for n in range(20))]))
+    labels = tmp_path / "labels.csv"
+    assert travel(run, tables[:1], choose=10, labels=labels, cache=cache).expected is not None
+    with pytest.raises(DataError, match="several rows are called scan0"):
+        travel(run, tables, labels=labels, cache=cache)
+    assert travel(run, tables, cache=cache).expected is not None
+
+
 def test_a_file_of_labels_is_not_written_over(finished, cache, sketches, tmp_path):
     (tmp_path / "labels.csv").write_text("file,label\n")
     with pytest.raises(DataError, match="exists; name a new file"):

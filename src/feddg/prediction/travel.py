@@ -616,7 +616,7 @@ def travel(
 
     Raises:
         RunError: the folder holds no model, no validation images, or not the run's images.
-        DataError: there is no image, or the labels do not fit.
+        DataError: there is no image, the labels do not fit, or rows to label share a name.
     """
     path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
     check_page(html, labels)
@@ -630,6 +630,9 @@ def travel(
     kept = kept or calibrate(path, model, beside=beside, cache=cache, progress=progress)
     rows, failed = _answers(model, named, total, progress)
     outputs, files = model.taken(), [row.file for row in rows]
+    twice = [name for name, count in Counter(files).items() if count > 1]
+    if labels is not None and twice:  # rows of tables of features have the names that these say
+        raise DataError(f"several rows are called {twice[0]}: rename them, to tell labels apart")
     signals = Signals.of(kept.reference, outputs, model.familiar)
     whole = {Tile.named(file).file for file in files}  # tiles of an image are no further ones
     without = kept.at(signals, len(whole))
