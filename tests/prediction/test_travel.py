@@ -39,6 +39,7 @@ from feddg.prediction.travel import (
     travel,
 )
 from feddg.records import EstimateRow
+from feddg.report.predictions_page import sites_table
 from feddg.report.run_page import left_out_section, verdict
 from feddg.rng import numpy_stream
 from feddg.runs.calibration import Estimate, at_a_new_site
@@ -447,6 +448,23 @@ def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     kept = kept.model_copy(update={"models": "runs", "sites": tuple(same)})
     (run.folder / TRAVEL).write_text(kept.to_text())
     assert new_site(run) == alone
+
+
+def test_the_table_of_sites_has_the_estimates_that_were_compared():
+    """With two sites no model lacks a third, so that agreement is known at the new one alone."""
+    shares = dict.fromkeys(Reference.model_fields, 0.9) | {"images": 9}
+    signals = Signals(estimates={"confidence": 0.6, "atc": 0.4})
+    new = Signals(estimates={"confidence": 0.7, "atc": 0.5, "agreement": 0.9})
+    kept = TravelFile(
+        weights="",
+        reference=Reference(**shares),
+        sites=[LeftOutSite(site=s, images=9, accuracy=0.5, signals=signals) for s in "ab"],
+        kind="domain",
+        models="features",
+    )
+    table = sites_table(SimpleNamespace(calibration=kept, signals=new))
+    assert [row[2].text for row in table.rows] == ["50.0"] * 2
+    assert "the estimate for the new images is 60.0" in table.caption
 
 
 @pytest.mark.parametrize(

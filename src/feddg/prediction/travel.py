@@ -108,17 +108,17 @@ class TravelFile(JsonFile):
 
     def at(self, signals: Signals, images: int) -> Estimate:
         """Returns the calibrated estimate at a new site, from the estimates that all sites have."""
-        at, sites = self._comparable(signals)
+        at, sites = self.comparable(signals)
         truths = [site.accuracy for site in self.sites]
         return calibrated(at, sites, truths, images, correct=self.models != STAND_IN)
 
     def errors(self, signals: Signals) -> list[float]:
         """Returns by how much such estimates are above the truth at each site."""
         truths = [site.accuracy for site in self.sites]
-        estimates = self._comparable(signals)[1]
+        estimates = self.comparable(signals)[1]
         return errors_at_sites(estimates, truths, correct=self.models != STAND_IN)
 
-    def _comparable(self, signals: Signals) -> tuple[float, list[float]]:
+    def comparable(self, signals: Signals) -> tuple[float, list[float]]:
         """Returns the mean estimate at a new site and at the others, from those that all have."""
         known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
         names = [name for name in ESTIMATORS if all(name in estimates for estimates in known)]

@@ -110,8 +110,8 @@ def write_travel_page(
 
 def sites_table(found: Travel) -> Table:
     """Returns the held-out sites: estimated and true accuracy."""
-    sites, estimate = found.calibration.sites, found.signals.combined
-    return table_from("sites", sites=sites, estimate=estimate)
+    estimate, estimates = found.calibration.comparable(found.signals)
+    return table_from("sites", sites=zip(found.calibration.sites, estimates), estimate=estimate)
 
 
 def _origin(
