@@ -15,7 +15,7 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, load_experiment
 from feddg.prediction.travel import new_site
 from feddg.records import AdaptationRow, SummaryFile
-from feddg.report.blocks import Code, Prose, Table
+from feddg.report.blocks import Code, Facts, Prose, Table
 from feddg.report.run_page import (
     adaptation_table,
     final_table,
@@ -351,6 +351,14 @@ def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):
     assert dict(verdict(run))["Worth it?"] == (
         f"Together {together}, each site alone {alone} and all images in one place {one}."
     )
+
+
+def test_no_more_clients_take_part_in_a_round_than_there_are(tmp_path):
+    """Of clients that really hold the images, fewer may be found than a round asks for."""
+    page = run_page(read_run(FolderMaker(tmp_path / "run", clients=3, per_round=4).write()))
+    (facts,) = (block for block in page.opening if isinstance(block, Facts))
+    rows = [[cell.text for cell in row] for row in facts.rows]
+    assert ["Clients", "3", "3 in each round"] in rows
 
 
 def test_a_run_that_was_not_measured_has_no_verdict(tmp_path):
