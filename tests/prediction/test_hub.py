@@ -127,7 +127,7 @@ def test_why_a_run_did_not_end_and_where_it_is_stays(run_of, tmp_path):
     exported = export_run(run, tmp_path / "model.safetensors", "safetensors")
     for told in (shared / "config.json", shared / "README.md", exported.path, exported.card):
         text = told.read_bytes()
-        assert b"The run did not reach its last round" in text
+        assert b"The run has not ended. This is round " in text
         assert b"Doe" not in text
 
 

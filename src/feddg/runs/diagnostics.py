@@ -731,8 +731,9 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
     split = _held_out(record.table.where(weights=weights, round=round_))
     trains = not record.has_one_round
     diagnostics = about_accuracy(record.table, round_, split, weights, trains=trains)
-    text = f"The run did not reach its last round; this is the model of round {round_}."
-    early = warning("run-unfinished", text, "Let it go on (`feddg resume`).")
+    at = f"This is round {record.rounds_done} of {record.rounds_planned}"
+    text = f"The run has not ended. {at}, not the model that it will serve."
+    early = warning("run-unfinished", text, "`feddg resume` goes on.")
     found = [early] if record.status != "completed" else []
     return (*found, *(one for one in diagnostics if one.severity == "warning"))
 
