@@ -211,10 +211,12 @@ def evaluate(
         print_json([score.model_dump() for score in result.scores])
         return
     if result.scores:
-        from feddg.report.run_page import adaptation_table
-        from feddg.report.terminal import print_tables
+        from rich.console import Console
 
-        print_tables(adaptation_table(result.scores))
+        from feddg.report.run_page import adaptation_table
+        from feddg.report.terminal import print_table
+
+        print_table(Console(), adaptation_table(result.scores))
     for reason in result.refused.values():
         typer.echo(reason)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")
