@@ -211,12 +211,10 @@ def evaluate(
         print_json([score.model_dump() for score in result.scores])
         return
     if result.scores:
-        from rich.console import Console
-
         from feddg.report.run_page import adaptation_table
-        from feddg.report.terminal import print_table
+        from feddg.report.terminal import print_tables
 
-        print_table(Console(), adaptation_table(result.scores))
+        print_tables(adaptation_table(result.scores))
     for reason in result.refused.values():
         typer.echo(reason)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")

@@ -665,9 +665,7 @@ def travel(
         for place in numpy.argsort(confidence if refused else chances, kind="stable").tolist()
     ]
     classes = list(_classes(model.class_names, outputs.predicted, places, right))
-    told: tuple[Estimate | None, Estimate | None] = (expected, without)
-    if refused:
-        told = None, None
+    told: tuple[Estimate | None, Estimate | None] = (None, None) if refused else (expected, without)
     answer = Travel(*told, labelled, needed, kept, signals, classes, risks, failed, advice, model)
     if html is not None:
         function("write_travel_page")(answer, html, run, images)

@@ -90,6 +90,12 @@ def print_results(done: Run) -> None:
     typer.echo(f"report: {done.report.resolve()}")
 
 
+def print_tables(*tables: blocks.Table) -> None:
+    """Prints tables one after the other."""
+    for table in tables:
+        print_table(Console(), table)
+
+
 def print_details(found: Details) -> None:
     """Prints a decision and the accuracy by subgroup."""
     console = Console()
