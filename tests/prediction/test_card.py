@@ -167,6 +167,16 @@ def test_names_of_classes_and_domains_are_text_in_a_card(run_of, tmp_path):
     assert [raw for raw in ("<script", " b|c", " [d]") if raw in text] == []
 
 
+def test_a_card_calls_no_domain_unseen_that_sites_trained_on(run_of, tmp_path):
+    """An evaluation site of a deployment may hold images of a domain that others train on."""
+    run = shutil.copytree(run_of("fedavg"), tmp_path / "run")
+    about = describe_model(run, load_trained(run))
+    assert "Accuracy on domains that no site trained on;" in model_card(run, about)
+    clients = run / "clients.json"
+    clients.write_text(clients.read_text("utf-8").replace('"ink"', '"sketch"'), "utf-8")
+    assert "Accuracy on images held out of training, some of a domain" in model_card(run, about)
+
+
 def test_a_card_has_decision_subgroups_and_who_was_forgotten_in_the_order_of_the_law(
     tmp_path, cache
 ):

@@ -1,6 +1,7 @@
 """A model as a folder, and on the Hugging Face hub: the same answers, and nothing private."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,19 @@ def test_the_card_is_one_that_the_hub_reads(run_of, tmp_path, monkeypatch):
     assert 0 < result.metric_value <= 1
     assert found.license == "other", "it began from random values: the images' terms are not known"
     assert "hf:owner/name" in found.to_yaml() + (tmp_path / "model" / "README.md").read_text()
+
+
+def test_why_a_run_did_not_end_and_where_it_is_stays(run_of, tmp_path):
+    run = shutil.copytree(run_of("fedavg"), tmp_path / "Doe" / "run")
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    ended = summary | {"status": "failed", "error": "site-2: /data/Doe/7.png is damaged"}
+    (run / "summary.json").write_text(json.dumps(ended), "utf-8")
+    shared = save_model(run, tmp_path / "shared").path
+    exported = export_run(run, tmp_path / "model.safetensors", "safetensors")
+    for told in (shared / "config.json", shared / "README.md", exported.path, exported.card):
+        text = told.read_bytes()
+        assert b"The run has not ended. This is round " in text
+        assert b"Doe" not in text
 
 
 def test_adapters_beside_published_weights_whose_licence_is_said(tmp_path, cache):

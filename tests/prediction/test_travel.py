@@ -39,6 +39,7 @@ from feddg.prediction.travel import (
     travel,
 )
 from feddg.records import EstimateRow
+from feddg.report.predictions_page import sites_table
 from feddg.report.run_page import left_out_section, verdict
 from feddg.rng import numpy_stream
 from feddg.runs.calibration import Estimate, at_a_new_site
@@ -449,6 +450,23 @@ def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     assert new_site(run) == alone
 
 
+def test_the_table_of_sites_has_the_estimates_that_were_compared():
+    """With two sites no model lacks a third, so that agreement is known at the new one alone."""
+    shares = dict.fromkeys(Reference.model_fields, 0.9) | {"images": 9}
+    signals = Signals(estimates={"confidence": 0.6, "atc": 0.4})
+    new = Signals(estimates={"confidence": 0.7, "atc": 0.5, "agreement": 0.9})
+    kept = TravelFile(
+        weights="",
+        reference=Reference(**shares),
+        sites=[LeftOutSite(site=s, images=9, accuracy=0.5, signals=signals) for s in "ab"],
+        kind="domain",
+        models="features",
+    )
+    table = sites_table(SimpleNamespace(calibration=kept, signals=new))
+    assert [row[2].text for row in table.rows] == ["50.0"] * 2
+    assert "the estimate for the new images is 60.0" in table.caption
+
+
 @pytest.mark.parametrize(
     ("partition", "alone", "sites"),
     [("heterogeneous", False, 0), ("domain", True, 10), ("client", False, 10)],
@@ -521,6 +539,27 @@ def test_labels_that_do_not_fit_are_named(finished, cache, sketches, tmp_path, t
     file.write_text(text.format(next(iter(truths))))
     with pytest.raises(DataError, match=message):
         travel(finished, folder, labels=file, cache=cache)
+
+
+def test_labels_of_rows_that_share_a_name_are_refused(tmp_path, cache):
+    """Each table of features names its rows, and a label would go to the last of a name."""
+
+    def row(number):
+        return f"{number % 3 + (number * 7 % 11) / 20},{number / 120}"
+
+    rows = [f"{'xyz'[number % 3]},site{number // 30},{row(number)}" for number in range(120)]
+    (tmp_path / "features.csv").write_text("\n".join(["label,domain,a,b", *rows]))
+    data = {"source": "features", "root": tmp_path / "features.csv"}
+    chosen = feddg.Experiment(data=data, hold_out={"test": "site3"}, method="ridge")
+    run = feddg.run(chosen, tmp_path / "runs", cache=cache).folder
+    tables = [tmp_path / "monday.csv", tmp_path / "tuesday.csv"]
+    for table in tables:
+        table.write_text("\n".join(["path,a,b", *(f"scan{n},{row(n)}" for n in range(20))]))
+    labels = tmp_path / "labels.csv"
+    assert travel(run, tables[:1], choose=10, labels=labels, cache=cache).expected is not None
+    with pytest.raises(DataError, match="several rows are called scan0"):
+        travel(run, tables, labels=labels, cache=cache)
+    assert travel(run, tables, cache=cache).expected is not None
 
 
 def test_a_file_of_labels_is_not_written_over(finished, cache, sketches, tmp_path):

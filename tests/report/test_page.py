@@ -581,6 +581,12 @@ def test_the_page_of_an_unfinished_run_does_not_stay(train_once, tmp_path):
     assert (folder / "model_card.md").exists()
 
 
+def test_a_run_of_a_package_that_is_not_here_has_a_page_without_a_card(tmp_path):
+    folder = RisingMaker(tmp_path / "run", method="of_another_package").write()
+    assert "of_another_package" in ensure_report(folder).read_text("utf-8")
+    assert not (folder / "model_card.md").exists()
+
+
 def test_a_file_that_cannot_be_written_is_not_said_to_be_there(finished, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RunError) as caught:

@@ -15,12 +15,14 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, load_experiment
 from feddg.prediction.travel import new_site
 from feddg.records import AdaptationRow, SummaryFile
-from feddg.report.blocks import Code, Prose, Table
+from feddg.report.blocks import Code, Facts, Prose, Table
 from feddg.report.run_page import (
     adaptation_table,
+    final_table,
     left_out_section,
     metrics_section,
     reference_lines,
+    result_sentence,
     run_page,
     run_steps,
     verdict,
@@ -41,6 +43,28 @@ class Measured(FolderMaker):
             "auroc": 0.9 - domain / 10,
             "calibration_error": 0.1 + domain / 5,
         }
+
+
+def test_only_domains_of_the_models_own_round_are_named_and_counted(tmp_path):
+    """An evaluation site that does not answer after the last round has no part in its accuracy."""
+    run = FolderMaker(tmp_path / "run", test=["photo", "film", "clipart"]).write()
+    rows = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    missing = '"round":6,', '"domain":"clipart"'
+    kept = [row for row in rows if not all(part in row for part in missing)]
+    assert len(kept) < len(rows)
+    (run / "metrics.jsonl").write_text("\n".join(kept) + "\n", "utf-8")
+    lead = result_sentence(read_run(run))
+    assert "of the images of photo and film, which no client trained on" in lead
+    assert final_table(read_run(run)).rows[0][1].text == "mean of domains (2 of 3)"
+
+
+def test_a_page_has_a_split_of_many_domains_that_was_not_measured_at_last(tmp_path):
+    run = FolderMaker(tmp_path / "run", val=[f"ward {i}" for i in range(13)]).write()
+    rows = (run / "metrics.jsonl").read_text("utf-8").splitlines()
+    missing = '"round":6,', '"split":"val"'
+    kept = [row for row in rows if not all(part in row for part in missing)]
+    (run / "metrics.jsonl").write_text("\n".join(kept) + "\n", "utf-8")
+    assert "mean of domains (0 of 13)" in [row[1].text for row in final_table(read_run(run)).rows]
 
 
 class Thin(Measured):
@@ -288,6 +312,17 @@ def test_a_class_that_few_training_images_show_is_what_helps_most(tmp_path):
     assert helps == f"More images of horse: 60 of {number(1260)} training images show it."
 
 
+def test_images_of_a_client_that_withdrew_do_not_count_as_training_images(tmp_path):
+    maker = Counted(tmp_path / "run")
+    maker.held = [60, 60, 6]
+    rounds = maker.write() / "rounds.jsonl"
+    *rows, last = map(json.loads, rounds.read_text("utf-8").splitlines())
+    last["forgotten"] = [0]
+    rounds.write_text("".join(f"{json.dumps(row)}\n" for row in [*rows, last]), "utf-8")
+    helps = dict(verdict(read_run(maker.folder)))["What would help most"]
+    assert helps == f"More images of horse: 54 of {number(1134)} training images show it."
+
+
 def test_with_sites_enough_labels_at_the_new_one_help_most(tmp_path):
     maker = Counted(tmp_path / "run", test=[f"site {number}" for number in range(6)])
     answers = dict(verdict(read_run(maker.write())))
@@ -316,6 +351,14 @@ def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):
     assert dict(verdict(run))["Worth it?"] == (
         f"Together {together}, each site alone {alone} and all images in one place {one}."
     )
+
+
+def test_no_more_clients_take_part_in_a_round_than_there_are(tmp_path):
+    """Of clients that really hold the images, fewer may be found than a round asks for."""
+    page = run_page(read_run(FolderMaker(tmp_path / "run", clients=3, per_round=4).write()))
+    (facts,) = (block for block in page.opening if isinstance(block, Facts))
+    rows = [[cell.text for cell in row] for row in facts.rows]
+    assert ["Clients", "3", "3 in each round"] in rows
 
 
 def test_a_run_that_was_not_measured_has_no_verdict(tmp_path):

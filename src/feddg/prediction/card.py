@@ -59,6 +59,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         tested=tested,
         rows=[(row, wilson(row.value, row.effective)) for row in [*tested, *others]],
         mean=split_accuracy(measured, TEST),
+        unseen=not any(record.trained_on(row.domain) for row in [*tested, *others]),
         messages=_sent(record.ledger),
         new_site=new_site(record, measured),
         weights=weights,

@@ -308,13 +308,13 @@ def write_image_results(
         "format": _FORMAT,
         "which": trained.which,
         "round": trained.round,
-        "rendered": contents.rendered if contents is not None else "",
+        "rendered": contents.rendered,
     }
     names = trained.class_names
     fields = [(name, arrow.string()) for name in _TEXTS]
     fields += [(f"probability: {name}", arrow.float32()) for name in names]
     schema = arrow.schema(fields, metadata={_ABOUT: json.dumps(about).encode()})
-    hashes = {} if contents is None else contents.contents()
+    hashes = contents.contents()
 
     def write(aside: Path) -> None:
         predictor = trained.predictor()

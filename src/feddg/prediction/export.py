@@ -244,7 +244,7 @@ def ensure_card(run: Path) -> Path | None:
     try:
         about = describe_model(run, load_trained(run)).model_copy(update={"adaptation": OWN_WAY})
         replace_text(card, model_card(run, about))
-    except (RunError, OSError) as error:
+    except (FeddgError, OSError) as error:
         log.info("no model card: %s", error)
         return None
     return card

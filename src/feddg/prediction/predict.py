@@ -380,9 +380,6 @@ def check_suffix(out: Path) -> None:
 # a line for every image file, with its name and its rows.
 
 
-OnBad = Callable[[str], None]
-
-
 @dataclass(frozen=True)
 class PredictedFiles:
     """The result of predicting files.
@@ -427,7 +424,7 @@ def predict_files(
     batch_size: int = BATCH_SIZE,
     strict: bool = False,
     progress: Progress = silent,
-    on_bad: OnBad = lambda line: None,
+    on_bad: Callable[[str], None] = lambda line: None,
 ) -> PredictedFiles:
     """Writes a table with a row per file: name, label, confidence, energy, score, reason.
 

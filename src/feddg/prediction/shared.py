@@ -30,7 +30,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.prediction.model_file import ModelDescription
 from feddg.records import JsonFile, Row
-from feddg.settings import Fields
+from feddg.settings import Fields, Positive
 from feddg.storage import digest, file_faults, is_file, read_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -40,7 +40,6 @@ SCHEMA = 1
 LARGEST_CONFIG = 1 << 22
 """Largest size in bytes; it includes the names of thousands of classes."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class NetworkConfig(Row):

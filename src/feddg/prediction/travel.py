@@ -109,17 +109,17 @@ class TravelFile(JsonFile):
 
     def at(self, signals: Signals, images: int) -> Estimate:
         """Returns the calibrated estimate at a new site, from the estimates that all sites have."""
-        at, sites = self._comparable(signals)
+        at, sites = self.comparable(signals)
         truths = [site.accuracy for site in self.sites]
         return calibrated(at, sites, truths, images, correct=self.models != STAND_IN)
 
     def errors(self, signals: Signals) -> list[float]:
         """Returns by how much such estimates are above the truth at each site."""
         truths = [site.accuracy for site in self.sites]
-        estimates = self._comparable(signals)[1]
+        estimates = self.comparable(signals)[1]
         return errors_at_sites(estimates, truths, correct=self.models != STAND_IN)
 
-    def _comparable(self, signals: Signals) -> tuple[float, list[float]]:
+    def comparable(self, signals: Signals) -> tuple[float, list[float]]:
         """Returns the mean estimate at a new site and at the others, from those that all have."""
         known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
         names = [name for name in ESTIMATORS if all(name in estimates for estimates in known)]
@@ -617,7 +617,7 @@ def travel(
 
     Raises:
         RunError: the folder holds no model, no validation images, or not the run's images.
-        DataError: there is no image, or the labels do not fit.
+        DataError: there is no image, the labels do not fit, or rows to label share a name.
     """
     path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
     check_page(html, labels)
@@ -631,6 +631,9 @@ def travel(
     kept = kept or calibrate(path, model, beside=beside, cache=cache, progress=progress)
     rows, failed = _answers(model, named, total, progress)
     outputs, files = model.taken(), [row.file for row in rows]
+    twice = [name for name, count in Counter(files).items() if count > 1]
+    if labels is not None and twice:  # rows of tables of features have the names that these say
+        raise DataError(f"several rows are called {twice[0]}: rename them, to tell labels apart")
     signals = Signals.of(kept.reference, outputs, model.familiar)
     whole = {Tile.named(file).file for file in files}  # tiles of an image are no further ones
     without = kept.at(signals, len(whole))
@@ -663,9 +666,7 @@ def travel(
         for place in numpy.argsort(confidence if refused else chances, kind="stable").tolist()
     ]
     classes = list(_classes(model.class_names, outputs.predicted, places, right))
-    told: tuple[Estimate | None, Estimate | None] = (expected, without)
-    if refused:
-        told = None, None
+    told: tuple[Estimate | None, Estimate | None] = (None, None) if refused else (expected, without)
     answer = Travel(*told, labelled, needed, kept, signals, classes, risks, failed, advice, model)
     if html is not None:
         function("write_travel_page")(answer, html, run, images)

@@ -199,21 +199,20 @@ def _differing_settings(results: Results) -> Block | None:
 def _cost_table(results: Results) -> Table | None:
     """Returns the mean cost of each method's runs; None without runs."""
     costs = {m: [_taken(run) for run in runs] for m in results.methods if (runs := results.runs(m))}
-    known = {m: [[p for p in parts if p is not None] for parts in zip(*costs[m])] for m in costs}
-    means = {m: [fmean(part) if part else 0.0 for part in parts] for m, parts in known.items()}
+    means = {method: [*map(fmean, zip(*parts))] for method, parts in costs.items()}
     return table_from("costs", costs=means) if means else None
 
 
-def _taken(run: Run) -> list[float | None]:
+def _taken(run: Run) -> list[float]:
     cost = cost_of(run)
     rounds = max(1, cost.rounds)  # as its seconds, of the whole run, not up to a budget
     return [
         cost.seconds["total"],
         cost.seconds.get("train", 0.0) / rounds,
         cost.seconds.get("aggregate", 0.0) / rounds,
-        cost.seconds.get("setup"),
+        cost.seconds.get("setup", 0.0),
         cost.images_per_second,
-        cost.bytes.get("up_per_client_round"),
-        cost.bytes.get("setup_up_per_client"),
-        cost.peak_memory_bytes,
+        cost.bytes.get("up_per_client_round", 0),
+        cost.bytes.get("setup_up_per_client", 0),
+        cost.peak_memory_bytes or 0,
     ]

@@ -81,9 +81,8 @@ def leaks_section(run: Run) -> Section | None:
         Prose(_for_the_officer(run, entries), notice=True),
     ]
     if tables := attack_tables(attacks):
-        roc = roc_chart([row for row in attacks if isinstance(row, MembershipRow)])
-        charts = [] if roc is None else [roc]
-        blocks.append(Fold("What the attacks found, in numbers", [*tables, *charts]))
+        found = [*tables, roc_chart(_rows(attacks, MembershipRow))]
+        blocks.append(Fold("What the attacks found, in numbers", [*filter(None, found)]))
     else:
         described = [entry for entry in entries if entry.purpose == "statistics"]
         shares = any(entry.name not in {*OWN_NAMES, COUNTS} for entry in described)

@@ -46,9 +46,7 @@ def write_predictions_page(
     tags += [f"{number(found.failed)} could not be used"] if found.failed else []
     tags += [] if found.unlike is None else [f"{number(found.unlike)} unlike the training images"]
     more = f" Of these images the {len(rows)} least confident are shown."
-    labels = found.labels.most_common()
-    listed = ", ".join(f"{name}: {number(count)}" for name, count in labels[:20])
-    others = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    labels = [f"{name}: {number(count)}" for name, count in found.labels.most_common()]
     return _write(
         out,
         title="Predictions, the most doubtful first",
@@ -56,7 +54,7 @@ def write_predictions_page(
         lead=f"How many of these labels are right was not measured. {model.result}"
         + (more if usable > len(rows) else ""),
         origin=_origin(model, run, images),
-        blocks=[Prose(f"Labels: {listed}{others}.")],
+        blocks=[Prose(f"Labels: {first_names(labels, 20)}.")],
         thumbnails=_thumbnails(rows, model.description),
         diagnostics=model.diagnostics,
         faults=found.faults,
@@ -110,8 +108,8 @@ def write_travel_page(
 
 def sites_table(found: Travel) -> Table:
     """Returns the held-out sites: estimated and true accuracy."""
-    sites, estimate = found.calibration.sites, found.signals.combined
-    return table_from("sites", sites=sites, estimate=estimate)
+    estimate, estimates = found.calibration.comparable(found.signals)
+    return table_from("sites", sites=zip(found.calibration.sites, estimates), estimate=estimate)
 
 
 def _origin(

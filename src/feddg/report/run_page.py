@@ -118,13 +118,12 @@ def notices_of(found: Sequence[Diagnostic]) -> list[Block]:
 
 def tested_on(run: Run) -> str:
     """``, tested on photo``: the end of a heading, empty when no domain is held out."""
-    domains = _held_out_words(run)
+    domains = _domain_words(run.held_out(TEST))
     return f", tested on {domains}" if domains else ""
 
 
-def _held_out_words(run: Run) -> str:
-    names = [readable(name) for name in run.held_out(TEST)]
-    return listed(names) if len(names) <= 3 else f"{len(names)} held-out domains"
+def _domain_words(names: Sequence[str]) -> str:
+    return listed([*map(readable, names)]) if len(names) <= 3 else f"{len(names)} held-out domains"
 
 
 def on_data(runs: Sequence[Run]) -> str:
@@ -169,13 +168,14 @@ def result_sentence(run: Run) -> str:
             return "No domain is held out for testing; the tables show the other images."
         return "The held-out test domain has not been evaluated yet."
     at = split_accuracy(run.result, whole=run.table)
+    measured = run.result.where(split=TEST).domains  # an evaluation site may have failed
     return sentence(
         "result",
         run=run,
         warnings="; ".join(one.short for one in about_result(run) if one.severity == "warning"),
         interval=interval_words(at.accuracy) if at else "",
-        domains=_held_out_words(run),
-        unseen=not any(map(run.trained_on, run.held_out(TEST))),
+        domains=_domain_words([name for name in run.held_out(TEST) if name in measured]),
+        unseen=not any(map(run.trained_on, measured)),
         at=at,
         constant_answer=CONSTANT_ANSWER,
     )
@@ -284,7 +284,7 @@ def _worst_class(run: Run) -> _WorstClass | None:
 
 def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
     """What would help most: images of a rare class, more sites, or labels at the new site."""
-    counts = [client.classes for client in run.clients.clients] if run.clients else []
+    counts = [client.classes for client in run.remaining.clients] if run.remaining else []
     images = [sum(of_class) for of_class in zip(*counts)]
     if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
         count, total = images[worst.number], sum(images)
@@ -375,11 +375,13 @@ def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> I
         numbers = run.result.where(split=split)
         names = {domain: readable(domain) for domain in run.table.where(split=split).domains}
         for aggregate in aggregates if len(names) > 1 else ():
-            label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
+            measured, of = len(numbers.domains), len(names)
+            count = of if measured == of else f"{measured} of {of}"
+            label = f"{AGGREGATE_WORDS[aggregate]} ({count})"
             yield _Part(split, label, numbers, None, aggregate=aggregate)
         whole = len(names) == 1
-        if len(names) > MOST_DOMAINS and not every_domain:
-            accuracies = numbers.values()
+        accuracies = numbers.values()
+        if len(accuracies) > MOST_DOMAINS and not every_domain:
             order = sorted(accuracies, key=accuracies.__getitem__)
             lowest, highest = order[0], order[-1]
             names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}

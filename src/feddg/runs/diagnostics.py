@@ -716,7 +716,8 @@ def about_divergence() -> Diagnostic:
 def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, ...]:
     """Returns the warnings about a model, for its users.
 
-    Empty if there are none, or if nothing was evaluated.
+    Empty if there are none, or if nothing was evaluated. Exported files have them, and answers to
+    strangers: they name neither the folder of a run that did not end, nor why it did not.
 
     Args:
         run: the run folder.
@@ -730,7 +731,11 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
     split = _held_out(record.table.where(weights=weights, round=round_))
     trains = not record.has_one_round
     diagnostics = about_accuracy(record.table, round_, split, weights, trains=trains)
-    return (*about_end(record), *(one for one in diagnostics if one.severity == "warning"))
+    at = f"This is round {record.rounds_done} of {record.rounds_planned}"
+    text = f"The run has not ended. {at}, not the model that it will serve."
+    early = warning("run-unfinished", text, "`feddg resume` goes on.")
+    found = [early] if record.status != "completed" else []
+    return (*found, *(one for one in diagnostics if one.severity == "warning"))
 
 
 def result_sentence_of(run: Path | str, which: str, round_: int) -> str:

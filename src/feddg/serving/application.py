@@ -64,11 +64,6 @@ class ServeLimits(Settings):
         """Largest body in bytes."""
         return int(self.request_megabytes * 2**20)
 
-    @property
-    def pixels(self) -> int:
-        """Largest number of pixels of an image."""
-        return int(self.megapixels * 1e6)
-
 
 # Which requests come in at all, and what every answer carries.
 #
@@ -281,7 +276,7 @@ class Answerer:
 
     def _decode(self, image: ImageBytes) -> numpy.ndarray | Answered:
         """Returns a file's pixels, or the answer that says why there are none."""
-        about, limit = self._classifier.description, self._limits.pixels
+        about, limit = self._classifier.description, int(self._limits.megapixels * 1e6)
         side = about.tile
         try:
             if side is not None and len(names_in(image, image.name, side)) > 1:
