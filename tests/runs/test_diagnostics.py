@@ -310,13 +310,16 @@ def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
     assert all(text in one.text for one in found)
 
 
-def causes(folder, weights="imagenet", images=1000, losses=(3, 2.9, 2.0, 1.9, 1.0, 0.9)):
+FALLING = (3, 2.9, 2.0, 1.9, 1.0, 0.9)
+
+
+def causes(folder, weights="imagenet", images=1000, losses=FALLING, backbone="resnet18"):
     """Why a run of three classes with this loss by round learned nothing."""
     maker = FolderMaker(folder, rounds=len(losses), planned=len(losses))
     run = read_run(maker.write())
     rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.rounds, losses)]
     vars(run)["rounds"] = rounds
-    run.settings["model"]["weights"] = weights
+    run.settings["model"] |= {"weights": weights, "backbone": backbone}
     only = run.clients.clients[0].model_copy(update={"classes": [images] * 3})
     vars(run)["clients"] = run.clients.model_copy(update={"clients": [only]})
     return [(cause.text.partition(" (")[0], cause.flags) for cause in causes_of_failure(run)]
@@ -337,6 +340,7 @@ def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
         small,
     ]
     assert causes(tmp_path / "d", images=12, losses=level) == [("too few images", ()), small]
+    assert causes(tmp_path / "f", None, losses=level, backbone="features") == [small]
     rising = causes(tmp_path / "e", losses=(1.0, 1.0, 1.0, 2.0, 2.0, 2.0))
     assert rising == [("too high a learning rate", ("--lr", "1e-05"))]
 

@@ -393,6 +393,13 @@ def test_every_metric_with_a_better_end_chooses_and_less_may_be_better():
     assert chosen == {"auroc": 1, "calibration_error": 2, "nobody_measured": None}
 
 
+def test_a_round_without_a_domain_is_no_better_for_it():
+    hard, easy = [[1, 3], [2, 2]], [[4, 0], [0, 4]]
+    rows = [row("a", easy, 1, "id_val"), row("b", hard, 1, "id_val")]
+    table = table_of(*rows, row("a", easy, 2, "id_val"))
+    assert BEST_IN_DOMAIN.choose(table) == 1
+
+
 def test_domains_become_one_number_as_asked():
     def of(round_, small, large):
         hits = [row("a", [[small, 0], [4 - small, 0]], round_, "id_val")]

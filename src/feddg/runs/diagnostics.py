@@ -13,6 +13,7 @@ import numpy
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
+from feddg.models.backbones import FEATURES
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
 from feddg.runs.idle import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.runs.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
@@ -575,7 +576,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     network = backbone if backbone.startswith("resnet") else "resnet18"
     pretrained = ("--backbone", network, "--weights", IMAGENET)
-    lacks_weights = not model.get("weights")
+    lacks_weights = not model.get("weights") and backbone != FEATURES
     losses = [math.fsum(row.terms.values()) for row in run.rounds if row.terms]
     causes = []
     if trains and rounds <= FEW_ROUNDS and _still_falls(losses):

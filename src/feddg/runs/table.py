@@ -283,11 +283,13 @@ def preferences(table: NumberTable, split: str) -> dict[int, float]:
 def best_round(table: NumberTable, split: str) -> int | None:
     """Returns the round with the best validation on a split (``select_by``, ``select_over``).
 
-    The first of the best; the untrained model only if there is no other.
+    The first of the best; the untrained model only if there is no other. Rounds count that measured
+    most of the domains: without the site of a hard one, a round would seem better than it is.
     """
     scores = preferences(table, split)
     trained = {r: score for r, score in scores.items() if r > 0} or scores
-    return max(trained, key=lambda r: (trained[r], -r), default=None)
+    rounds = table.where(split=split).by("round")
+    return max(trained, key=lambda r: (len(rounds[r].domains), trained[r], -r), default=None)
 
 
 def _of_weights(weights: str, title: str, when: str, needs: str) -> SelectionRule:
