@@ -198,14 +198,14 @@ def compare(
         watcher: gets the progress; in a notebook, progress bars by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to repeat runs whose images have changed, beside the old ones.
-        results: CSV files of results; runs found there are not repeated. Rows of other files, and
-            of every run that ends, are added to the first. Results of ``tune`` trials are in a file
-            beside it.
+        results: CSV files of results. Runs found in them are not repeated; rows of the other files
+            and of every run that completes are added to the first. Results of ``tune`` trials are
+            in a file beside it.
         predictions: whether every run stores the prediction of every image; a run that cannot gives
             a warning.
-        drop_weights: delete a run's weights once it is complete; it then has no model
-            card and no stored predictions.
-        launcher: where runs are executed, if ``jobs`` is above 0: ``local``, ``slurm``.
+        drop_weights: delete a run's weights once it is complete; it then has no model card and no
+            stored predictions.
+        launcher: where runs are executed, unless ``jobs`` is 0: ``local``, ``slurm``.
         launcher_options: options of the launcher; for ``local``, ``{"reuse": "yes"}`` executes
             several runs per process, which is faster if runs take seconds.
         dry_run: whether to return what would be run, without running it; with a ``tune`` section

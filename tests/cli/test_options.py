@@ -50,6 +50,14 @@ def flag_of(name):
     return f"--{name.replace('_', '-')}"
 
 
+def test_the_help_of_a_command_says_once_what_its_arguments_are(feddg):
+    for words in (("predict",), ("deploy", "register"), ("resume",)):
+        code, out, _ = feddg(*words, "--help")
+        assert code == 0
+        assert out.count("rguments:") == 1
+        assert "folder" in re.split(r"rguments:|Options:", out)[1]
+
+
 def test_every_flag_is_a_field_and_its_help_is_the_fields_description(subtests):
     for name in FLAGS:
         with subtests.test(name=name):

@@ -93,14 +93,14 @@ class AttackSettings:
 
     Attributes:
         public: folders of images that the server has, searched at any depth.
-        entry: what is attacked: an entry's key or name, ``statistics``, or None for all.
+        entry: what is attacked: a message entry by key or name, or ``statistics``; by default all.
         client: id of the malicious client; by default the one with most images.
         most_public: largest number of images of ``public``, or of the malicious client, to use.
         targets: number of true images to compare reconstructions with.
-        steps: training steps of the generator; 0 runs only the linear attack.
+        steps: training steps of the generator; 0 for the linear attack alone.
         batch_sizes: numbers of images per update.
-        updates: number of updates to attack per batch size.
-        iterations: steps of the search for the images of an update.
+        updates: number of updates to attack for each batch size.
+        iterations: steps of the search for an update's images.
         optimizer: optimizer of the client's one step: the run's own, or plain SGD.
         membership: size of the membership attack.
         seed: seed of all random draws.

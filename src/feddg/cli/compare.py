@@ -22,7 +22,7 @@ from feddg.options import (
 from feddg.options import seeds as read_seeds
 
 app = typer.Typer()
-PLAN = "plan file (YAML), or a paper's, as pardon/table1_pacs"
+PLAN = "plan file (YAML), or a table of a paper, such as pardon/table1_pacs"
 
 
 @app.command(cls=ExperimentCommand, rich_help_panel="Start")
@@ -35,21 +35,22 @@ def compare(
     plan: Annotated[Path | None, typer.Argument(help=PLAN)] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),
+        typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9 (7, for seed 7 alone)"),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="processes at once; on a GPU several, otherwise 1")
+        int | None, typer.Option(min=1, help="runs at once; by default several on a GPU, else 1")
     ] = None,
     dry_run: DryRunOption = False,
     tracked: TrackOption = None,
     launcher_option: Annotated[
-        list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
+        list[str] | None, typer.Option(help="an option of the launcher: partition=gpu")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run methods over held-out domains and seeds; write a report.
+    """Compare methods over held-out domains and seeds, and write a report.
 
-    Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
+    You can stop it and give the same command again: complete runs are kept, interrupted ones
+    continue.
     """
     from feddg.cli.output import print_missing
     from feddg.progress import watcher

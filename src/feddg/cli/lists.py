@@ -9,7 +9,7 @@ app = typer.Typer()
 
 @app.command(rich_help_panel="Look around")
 def methods(as_json: JsonOption = False) -> None:
-    """List the methods: names, aliases, one line each."""
+    """List the methods, with a line about each."""
     from feddg.methods import base
 
     if as_json:

@@ -35,13 +35,13 @@ def demo(
     overrides: dict[str, Any],
     axes: dict[str, Any],
     seeds: Annotated[
-        str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
+        str | None, typer.Option(help="how many (2 gives seeds 0 and 1), or which: 7,8,9")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare training alone and together: offline, two minutes.
+    """Compare training alone with training together: offline, two minutes.
 
-    On emoji in four styles, each of which is unseen once.
+    On emoji in four styles, each of which is held out once.
     """
     from feddg.progress import watcher
 
@@ -63,7 +63,7 @@ def run(
     experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
     snapshots: Annotated[
         str | None,
-        typer.Option(help="rounds whose model is kept in the run's `snapshots`: 1,10,50"),
+        typer.Option(help="rounds whose models are kept in the run's folder `snapshots`: 1,10,50"),
     ] = None,
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
@@ -72,8 +72,8 @@ def run(
 ) -> None:
     """Run an experiment: from a file, from flags, or both.
 
-    The run's folder holds everything about it. The same experiment is never run twice: a finished
-    one is shown, an interrupted one continues.
+    Everything about the run is kept in its folder. The same experiment is never run twice: if it
+    is complete, its results are shown; if it was interrupted, it continues.
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     for name in overrides.keys() & inspect.signature(api.run).parameters.keys():
@@ -101,7 +101,7 @@ def resume(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Continue an interrupted run after its last round."""
+    """Continue an interrupted run after the last completed round."""
     from feddg.progress import observer
 
     with resumable():
@@ -112,17 +112,18 @@ def resume(
 @app.command(rich_help_panel="Further")
 def forget(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
-    client: Annotated[int, typer.Option(help="the site that withdraws, by its id")],
+    client: Annotated[int, typer.Option(help="id of the site that withdraws")],
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Remove a site that withdraws from a finished run's model.
+    """Remove a site's data from the model of a complete run.
 
-    Exactly, of a classifier in closed form (ridge); a network that was trained cannot forget.
+    This is exact, and possible only for a classifier in closed form (ridge), not for a network
+    that was trained.
     """
     from feddg.progress import observer
     from feddg.runs.execute import forget as forgotten
 
     done = forgotten(folder, client, observer=observer(quiet, verbose))
-    typer.echo(f"client {client} has no part in this model any more")
+    typer.echo(f"client {client} no longer has a part in this model")
     show("print_results", done)

@@ -421,8 +421,8 @@ def get_data_set(
         root: its folder, created if missing.
         progress: called with the progress so far.
         keep: whether to keep archives after they are unpacked.
-        revision: of the mirror; by default the definition's.
-        source: a folder with the mirror's Parquet files, obtained otherwise.
+        revision: the mirror's revision (a commit); by default the one that feddg names.
+        source: a folder with the mirror's Parquet files, obtained in another way.
 
     Returns:
         The SHA-256 of every file, by its name.

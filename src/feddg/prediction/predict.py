@@ -439,14 +439,14 @@ def predict_files(
         run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders, globs.
         out: the table to write; ends in ``.csv`` or ``.jsonl``. An existing one is replaced.
-        html: a page of thumbnails, the most doubtful first.
+        html: also write a page of thumbnails to this file, least confident images first.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         probabilities: whether to write a column for every class.
-        decision: a class, for a column that says whether an image counts as it; by default that of
-            the run's own decision, if a threshold is given.
-        threshold: the probability of that class from which on it does, in (0, 1); by default the
-            one chosen on in-domain validation, if that was for this model without an adaptation.
+        decision: a class for which a column says yes or no; by default that of the run's own
+            decision, if a threshold is given.
+        threshold: the probability from which on the answer is yes, in (0, 1); by default the one
+            chosen on in-domain validation, if that was for this model without an adaptation.
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         batch_size: files per forward pass.

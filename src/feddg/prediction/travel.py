@@ -601,13 +601,13 @@ def travel(
     Args:
         run: the run folder.
         images: files, folders, globs, all of one site.
-        html: a page of thumbnails, the riskiest first.
+        html: also write a page of thumbnails to this file, riskiest images first.
         labels: a CSV file with the columns ``file`` and ``label``; rows without a label do not
-            count. The labelled images must have been chosen at random, as ``choose`` does.
-        choose: how many images to label; ``labels`` is then written with their names.
-        beside: similar runs that each held out another domain (:func:`feddg.compare` with
-            ``hold_out="lodo"``): more informative than classifiers in closed form if features were
-            trained, and the only source if they were trained from scratch.
+            count. The labelled images must have been drawn at random, as with ``choose``.
+        choose: draw this many images to be labelled, and write their names into ``labels``.
+        beside: similar runs that each held out another domain (``hold_out="lodo"``): better than
+            classifiers in closed form if features were trained, and the only source if they were
+            trained from scratch.
         which: the model of a selection rule, see :func:`feddg.prediction.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: images per forward pass.
