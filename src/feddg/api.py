@@ -359,7 +359,7 @@ def report(
     in_html = out is not None and out.suffix == ".html"
     as_text = len(paths) == 1 and paths[0].is_file() and not in_html
     if as_text and tables is not None:
-        raise RunError(f"{paths[0]} is a results file: of the options, only --out is for it")
+        raise RunError(f"{paths[0]} is a results file: of the options, only --out applies to it")
     page = page_about(paths)
     if as_text:
         if out is None:

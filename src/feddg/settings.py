@@ -296,7 +296,7 @@ class TrainSettings(Described):
         if self.schedule_by == "epoch" and self.local_steps:
             raise ValueError(
                 "schedule_by: epoch needs rounds of epochs, and local_steps is "
-                f"{self.local_steps}: set that to none, or say schedule_by: step"
+                f"{self.local_steps}: set that to none, or use schedule_by: step"
             )
         return self
 
@@ -379,14 +379,14 @@ class EvaluateSettings(Described):
         changed = [name for name in OF_DECISION if getattr(self, name) != fields[name].default]
         if changed and self.decision is None:
             raise ValueError(
-                f"{changed[0]} is of a decision about a class: name it (decision), or leave "
-                f"{changed[0]} out"
+                f"{changed[0]} belongs to a decision about a class: name the class (decision), or "
+                f"leave {changed[0]} out"
             )
         # A run's file names every field; there the default was not asked for.
         asked = "specificity" in said and len(said) < len(fields)
         if self.sensitivity is not None and (asked or "specificity" in changed):
             raise ValueError(
-                "a threshold reaches specificity or sensitivity: leave one of them out"
+                "a threshold reaches a specificity or a sensitivity: leave one of them out"
             )
         return self
 

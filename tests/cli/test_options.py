@@ -103,9 +103,9 @@ def test_types_and_bounds_are_the_fields():
 def test_defaults_are_told_from_presets():
     run = options("run")
     assert run["--seed"].show_default == "0"
-    assert run["--image-size"].show_default == "the preset's; of folders 160"
+    assert run["--image-size"].show_default == "the preset's; for folders 160"
     rate = Experiment(data="folder").train.lr
-    assert run["--lr"].show_default == f"the preset's; of folders {rate:g}"
+    assert run["--lr"].show_default == f"the preset's; for folders {rate:g}"
     for preset in ("digits", "pacs", "folder", "office_home", "iwildcam", "fedig"):
         chosen = Experiment(data="folder", preset=preset).model_dump()
         plain = leaves({part: chosen[part] for part in chosen if part not in ("method", "preset")})

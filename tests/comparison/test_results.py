@@ -542,9 +542,9 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
     other = tmp_path / "notes.md"
     other.write_text("mine")
     for arguments, fault in (
-        ((path, "--out", other), "notes.md is there already and is not overwritten"),
-        ((path, "--out", path), "kept.csv is there already and is not overwritten"),
-        ((path, "--tables", tmp_path / "t"), "only --out is for it"),
+        ((path, "--out", other), "notes.md already exists and is not overwritten"),
+        ((path, "--out", path), "kept.csv already exists and is not overwritten"),
+        ((path, "--tables", tmp_path / "t"), "only --out applies to it"),
         ((other,), "is no results file"),
         ((path, "--out", tmp_path), "Cannot read"),
     ):

@@ -87,7 +87,7 @@ def test_a_later_call_goes_on_where_an_earlier_one_gave_up(
 ) -> None:
     server.cuts[:] = [CUT, 0, 0]
     monkeypatch.setattr(module, "ATTEMPTS", 2)
-    with pytest.raises(DataError, match=rf"{CUT:,} bytes have come; the same command goes on"):
+    with pytest.raises(DataError, match=rf"{CUT:,} bytes have arrived; the same command continues"):
         download(published(server), tmp_path, silent)
     path, _ = download(published(server), tmp_path, silent)
     assert path.read_bytes() == CONTENT
@@ -250,7 +250,7 @@ def test_a_file_too_large_for_the_disk_is_not_begun(
     with pytest.raises(DataError, match="to spare"):
         download(published(server), tmp_path, silent)
     server.length = False
-    with pytest.raises(DataError, match="more than it said"):
+    with pytest.raises(DataError, match="more than it announced"):
         download(published(server), tmp_path, silent)
 
 

@@ -169,8 +169,8 @@ def attack_run(
     loaded = load_finished_run(path, cache_folder(cache), progress)
     if loaded.settings.data.features is not None and kind != "membership":
         raise ExperimentError(
-            f"a table of features has no images that --kind {kind} could draw; --kind membership "
-            "attacks it"
+            f"a table of features has no images for --kind {kind} to reconstruct; --kind "
+            "membership can attack it"
         )
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
@@ -263,8 +263,8 @@ def _known_images(
         return client.images()[:most].contiguous(), client.labels[:most]
     if not chosen.public:
         raise DataError(
-            "the server's attack learns on public images: name a folder of them, --public "
-            "FOLDER (any photographs; none of the run's)"
+            "the server's attack learns from public images: name a folder of them, --public "
+            "FOLDER (any photographs that are not the run's)"
         )
     images = load_public(chosen.public, loaded.settings.data.image_size, most)
     return images, senders.labels(images)

@@ -77,7 +77,7 @@ def run(
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     for name in overrides.keys() & inspect.signature(api.run).parameters.keys():
-        raise ExperimentError(f"--set {name}: an experiment has no such field; it is a flag")
+        raise ExperimentError(f"--set {name}: an experiment has no such field; use the option")
     if dry_run:
         from feddg.cli.output import show_preview
         from feddg.runs.beforehand import preview

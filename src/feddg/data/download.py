@@ -79,14 +79,14 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
             if wrong := _differs(part, file):
                 _forget(part)
                 raise DataError(
-                    f"What came from {file.address} is not what was published: {wrong}. It was "
+                    f"What {file.address} sent is not what was published: {wrong}. It was "
                     "deleted; try again, or look at the official page."
                 )
             part.replace(target)
             _forget(part)
         elif wrong := _differs(target, file):  # somebody put it there: it is not ours to delete
             raise DataError(
-                f"{target} is there already and is not what was published: {wrong}. Move it away "
+                f"{target} already exists and is not what was published: {wrong}. Move it away "
                 "or delete it, then try again."
             )
         return target, digest(target)
@@ -135,8 +135,8 @@ def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
             break
         time.sleep(min(PAUSE * 2**vain, _LONGEST_PAUSE))
     raise DataError(
-        f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have come; the same "
-        "command goes on from there."
+        f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have arrived; the same "
+        "command continues from there."
     )
 
 
@@ -163,10 +163,10 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
             return
         if code == 416 or (code == 206 and not sent.startswith(f"bytes {come}-")):
             _forget(part)
-            raise requests.ConnectionError("the server has another file now, or sent another part")
+            raise requests.ConnectionError("the server now has another file, or sent another part")
         if code not in (200, 206):
             raise DataError(
-                f"Cannot download {file.address}: the server says {code} {answer.reason}. Look at "
+                f"Cannot download {file.address}: the server says {code} {answer.reason}. Check on "
                 "the official page whether it has moved."
             )
         if code == 200:
@@ -207,7 +207,7 @@ def _write(
             for chunk in answer.iter_content(_CHUNK):
                 come += len(chunk)
                 if come > limit:
-                    raise DataError(f"{file.address} sends more than it said; it is stopped.")
+                    raise DataError(f"{file.address} sent more than it announced.")
                 opened.write(chunk)
                 if come >> 20 != (come - len(chunk)) >> 20 or come == total:
                     progress(f"downloading {file.name}, MB", come >> 20, total >> 20)
@@ -255,8 +255,7 @@ def _put(
             for entry in entries:
                 if (folder / entry.name).exists():
                     raise DataError(
-                        f"{folder / entry.name} is there already; take it away, or name another "
-                        "root."
+                        f"{folder / entry.name} already exists; move it, or name another root."
                     )
             for entry in entries:
                 entry.rename(folder / entry.name)
@@ -496,7 +495,7 @@ def _get_mirrored(
         return dict(received.files)
     for name in definition.domains:
         if (root / name).exists():
-            raise DataError(f"{root / name} is there already; take it away, or name another root.")
+            raise DataError(f"{root / name} already exists; move it, or name another root.")
     _check_case(definition, root)
     asked = commit = ""
     if source is None:

@@ -276,7 +276,7 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
     """
     bad = next((site for site in sites if not re.fullmatch(SITE_NAME, site)), None)
     if bad is not None:
-        raise ExperimentError(f"site {bad!r}: use letters, digits, - and _ only")
+        raise ExperimentError(f"site {bad!r}: use only letters, digits, - and _")
     if not sites or len(set(sites)) < len(sites):
         raise ExperimentError("name at least one site, each once: --site hospital-a --site ...")
     host, colon, digits = address.rpartition(":")

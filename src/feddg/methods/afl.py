@@ -105,13 +105,14 @@ class WeighedByLoss(Method):
         super().check(experiment)
         if self.weighs and isinstance(self, (Local, COPA)):
             raise ExperimentError(
-                f"{self.name}: its weights follow the losses under the clients' average, and the "
-                "other method predicts with none; choose one, or set method.dro_weights to client"
+                f"{self.name}: its weights follow the losses of the clients' average, which the "
+                "other method does not predict with; choose one, or set method.dro_weights to "
+                "client"
             )
         if _over_domains(self) and isinstance(self, (PenalisedLosses, Vista)):
             raise ExperimentError(
-                f"{self.name}: both decide what the images of a batch count; choose one, or set "
-                "method.afl_over to clients"
+                f"{self.name}: both decide how the images of a batch are weighted; choose one, or "
+                "set method.afl_over to clients"
             )
 
     def factors(self, weights: Tensor, images: Tensor) -> Tensor:

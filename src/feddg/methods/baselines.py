@@ -210,7 +210,7 @@ class Local(Method):
         for name in ("optimizer", "wise_ft"):
             if getattr(experiment.server, name) != "none":
                 raise ExperimentError(
-                    f"{self.name} sends no weights for server.{name} to work on; set it to none"
+                    f"{self.name} sends no weights that server.{name} could change; set it to none"
                 )
         super().check(experiment)
 

@@ -76,12 +76,12 @@ class CcstSettings(StyleSettings):
     def _offline(self) -> "CcstSettings":
         if self.variant == "paper" and self.stylized == "on_the_fly":
             raise ValueError(
-                "stylized: on_the_fly goes with variant: pardon, as does stylization: released; "
+                "stylized: on_the_fly needs variant: pardon, and so does stylization: released; "
                 "the paper's set is built once"
             )
         if self.variant == "pardon" and (self.styles_per_image, self.epoch) != (3, "augmented"):
             raise ValueError(
-                "styles_per_image and epoch go with variant: paper; pardon draws one style an image"
+                "styles_per_image and epoch need variant: paper; pardon draws one style per image"
             )
         return self
 

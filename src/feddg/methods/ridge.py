@@ -271,7 +271,7 @@ class Ridge(Method):
         private = privacy.record_epsilon is not None or privacy.clipping != "none"
         if private and self.settings.clip is None:
             raise ExperimentError(
-                "method.clip: noise hides what is of bounded length only; set it to about the "
+                "method.clip: noise hides only vectors of limited length; set it to about the "
                 "usual length of a feature vector"
             )
         if privacy.record_epsilon is not None and type(self).loss is not Method.loss:
@@ -280,7 +280,7 @@ class Ridge(Method):
                 "once, and noise is made for once; choose ridge alone"
             )
         if self.settings.solution == "published" and self.settings.clip is not None:
-            raise ExperimentError("method.solution: published knows no method.clip; leave one out")
+            raise ExperimentError("method.solution: published has no method.clip; leave one out")
         if self.settings.class_means and (private or self.settings.clip or experiment.defences):
             raise ExperimentError(
                 "method.class_means: the server needs every client's own means as they are; leave "

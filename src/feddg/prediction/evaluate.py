@@ -176,7 +176,7 @@ def decide_run(
     values = (decision or own.decision, specificity, sensitivity, prevalence)
     given = {name: v for name, v in zip(OF_DECISION, values) if v is not None}
     if "decision" not in given:
-        raise ExperimentError(f"{folder} decides about no class: name one, with --decision CLASS")
+        raise ExperimentError(f"{folder} has no decision: name a class with --decision CLASS")
     if given["decision"] == own.decision:
         target = "specificity" if own.sensitivity is None else "sensitivity"
         kept = {"prevalence"} if specificity or sensitivity else {"prevalence", target}

@@ -300,7 +300,7 @@ def cut_of(
     made, class_names = details.decision, about.class_names
     of = decision or (made.of if made is not None else None)
     if of is None:
-        raise DataError(f"{run} decides about no class: name one, with --decision CLASS")
+        raise DataError(f"{run} has no decision: name a class with --decision CLASS")
     if of not in class_names:
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
     if threshold is None:
@@ -313,7 +313,7 @@ def cut_of(
             raise DataError(f"{run} has no threshold for {of} of this model: {advice}")
         threshold = made.threshold
     if threshold is None:
-        raise DataError(f"{run} has no threshold for {of}: validation lacks images of one side")
+        raise DataError(f"{run} has no threshold for {of}: validation has images of one kind")
     return Cut(of, list(class_names).index(of), threshold)
 
 

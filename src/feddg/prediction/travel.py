@@ -256,7 +256,7 @@ def calibrate(
             sites += _held_out(Path(other), model, cache, progress)
         twice = [name for name, count in Counter(s.site for s in sites).items() if count > 1]
         if twice:
-            raise RunError(f"several runs beside hold {twice[0]} out; name one for each domain")
+            raise RunError(f"several of --beside hold out {twice[0]}; name one for each domain")
     elif fixed_features or model.trained.experiment.model.weights is not None:
         models = "features" if fixed_features else "first features"
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
@@ -345,13 +345,11 @@ def _held_out(run: Path, like: Recorder, cache: Path, progress: Progress) -> Ite
     model = Recorder(run, str(like.device), None, like.batch_size)
     method = model.trained.experiment.method.name
     if method != like.trained.experiment.method.name or model.class_names != like.class_names:
-        raise RunError(
-            f"{run} is of another method or knows other classes; name runs like this one"
-        )
+        raise RunError(f"{run} has another method or other classes; name runs like this one")
     images = _images(run, model.trained, cache, progress)
     table, rows = images.table, images.splits.test
     if not len(rows):
-        raise RunError(f"{run} holds no domain out; name runs that did")
+        raise RunError(f"{run} holds out no domain; name runs that do")
     reference = model.reference(images, images.splits.id_val[_staying(images, run)[1]])
     for domain in numpy.unique(table.domains[rows]).tolist():
         of_domain, name = rows[table.domains[rows] == domain], table.domain_names[domain]

@@ -61,12 +61,12 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
     """
     if smallest == 2:
         raise DataError(
-            "to hide counts below 2 says that they are 1: hide_below must be at least 3"
+            "hiding only counts below 2 would reveal that they are 1: hide_below must be at least 3"
         )
     images, total, correct = confusion.sum(1), int(confusion.sum()), int(confusion.trace())
     if total < max(1, smallest):
         raise DataError(
-            f"there are {total} images in all, fewer than the {max(1, smallest)} that may be told"
+            f"there are only {total} images, fewer than the {max(1, smallest)} that may be revealed"
         )
 
     def has_small(*counts: int) -> bool:

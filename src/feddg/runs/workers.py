@@ -64,7 +64,7 @@ def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int
         experiment = experiment.model_copy(update={"device": "cuda"})
         workers = workers or torch.cuda.device_count()
         if not workers:
-            raise ExperimentError("device all: there is no GPU here; say --workers N for CPUs")
+            raise ExperimentError("device all: there is no GPU here; use --workers N for CPUs")
     return experiment, workers or 1
 
 

@@ -150,7 +150,7 @@ def serve(
         )
     classifier = load_classifier(model, adapt, device, which, precision)
     if classifier.description.features is not None:
-        raise RunError(f"{model} takes features, no images: use feddg predict")
+        raise RunError(f"{model} takes features, not images: use feddg predict")
     if classifier.keeps_state:
         raise AdaptationError(
             f"{adapt} cannot be served: it remembers the images it has seen, so that one person's "
