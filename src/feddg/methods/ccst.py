@@ -1,9 +1,9 @@
 """CCST: clients share their styles, and stylize their images in each other's.
 
-Every client sends the style of its images, the moments of their feature maps; the server puts them
-in a bank for all. Before round 1 each client builds an augmented set: its images in the styles of
-K clients drawn for each image. Local training then sees every client's style, and any other method
-can train on the augmented set (``ccst+jigen``).
+Every client sends the style of its images, the moments of their feature maps; the server collects
+them in a bank that it sends to all. Before round 1 each client builds an augmented set: its images
+in the styles of K clients drawn for each image. Local training then sees every client's style, and
+any other method can train on the augmented set (``ccst+jigen``).
 
 Chen et al., "Federated Domain Generalization for Image Recognition via Cross-Client Style Transfer"
 (WACV 2023), Algorithm 1.

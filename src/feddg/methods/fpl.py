@@ -16,15 +16,15 @@ Leaves the client:
     class ids), over the embeddings of its last local epoch.
 
 Decisions:
-    All prototypes count, by logsumexp (the code that PARDON compared with drops some), but those of
-    a client whose largest entry is over ten times the round's median: they would attract all. UPCR
-    is the mean over dimensions and the whole set of prototypes is replaced every round, as in the
-    authors' code (the paper: a sum). FINCH's last (coarsest) partition by cosine, as the authors'
-    code; a single prototype is its own cluster. Images of a class without prototypes are left out
-    of both terms. With sampling, classes may be absent from a round: `absent_classes: keep` keeps
-    their last prototypes. An image's embedding is the last one that training saw, which is that of
-    the last local epoch; where another part passes a batch on more than once, that of the first
-    pass.
+    All prototypes count, by logsumexp (the code that PARDON compared with drops some), except those
+    of a client whose largest entry is over ten times the round's median, since they would attract
+    all. UPCR is the mean over dimensions and the whole set of prototypes is replaced every round,
+    as in the authors' code (the paper: a sum). FINCH's last (coarsest) partition by cosine, as the
+    authors' code; a single prototype is its own cluster. Images of a class without prototypes are
+    left out of both terms. With sampling, classes may be absent from a round: `absent_classes:
+    keep` keeps their last prototypes. An image's embedding is the last one that training saw, which
+    is that of the last local epoch; where another part passes a batch on more than once, that of
+    the first pass.
 """
 
 import logging

@@ -1,10 +1,10 @@
 """Ridge: the classifier in closed form, in one round (Fed3R; Fani et al., ICML 2024).
 
-The featurizer stays as it is. Every client sends two sums over its images' features, the server
-adds them up and solves for the one linear classifier that least squares with a penalty give on all
-images together: exactly that of all images in one place, however they are spread, from one message
-a client. A site subtracts its own sums from the total to learn how a model would do at it that
-never saw it; the penalty that does best at sites left out is taken.
+The featurizer is not trained. Every client sends two sums over its images' features; the server
+adds them up and solves for the linear classifier of penalised least squares on all images together.
+With one message per client the result is exactly that of all images in one place, however they are
+spread. By subtracting its own sums from the total, a site learns how well a model would do that has
+never seen it; the penalty that does best at sites left out is used.
 
 Fani, Camoriano, Caputo and Ciccone, "Accelerating Heterogeneous Federated Learning with Closed-form
 Classifiers" (ICML 2024), section 3. Class means alone (`class_means`): Goswami et al., "Covariances
