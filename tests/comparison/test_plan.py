@@ -171,7 +171,7 @@ def test_mistakes_are_named(subtests):
         ({"hold_out": "lodo", "base": {"data": {"source": "folder"}}}, "needs the folder"),
         ({"base": BASE | {"seed": 42}}, r"seed has no effect here; write seeds: \[42\]"),
         ({"settings": {"seed": [1, 2]}}, r"seed has no effect here; write seeds: \[1, 2\]"),
-        ({"methods": [{"name": "fedavg", "experiment": {"seed": 1}}]}, r"say seeds: \[1\]"),
+        ({"methods": [{"name": "fedavg", "experiment": {"seed": 1}}]}, r"write seeds: \[1\]"),
         (
             {"base": BASE | {"method": "ridge"}},
             r"method has no effect here; write methods: \[ridge",
@@ -179,7 +179,7 @@ def test_mistakes_are_named(subtests):
         ({"hold_out": ["ink", None]}, "hold_out has an empty item; name a domain"),
         ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
         ({"settings": {"train.lr": []}}, r"settings\.train\.lr: .*at least 1 item"),
-        ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
+        ({"settings": {"method": ["fedavg", "ridge"]}}, r"write methods: \[fedavg, ridge\]"),
         ({"settings": {"hold_out.test": [["ink"]]}}, "held out is a column"),
         ({"methods": [{"name": "fedavg", "experiment": {"hold_out": "ink"}}]}, "is a column"),
     ]:
@@ -197,7 +197,7 @@ def test_what_a_method_cannot_run_is_refused_before_the_first_run():
 
 
 def test_a_method_beside_the_methods_is_refused(tmp_path):
-    with pytest.raises(ExperimentError, match=r"say methods: \[ridge\]"):
+    with pytest.raises(ExperimentError, match=r"write methods: \[ridge\]"):
         compare(out=tmp_path / "out", method="ridge", data="digits", hold_out="ink")
     base = BASE | {"method": {"name": "fedprox", "mu": 2}}
     (cell,) = expand_plan(plan(base=base, methods="fedprox"))
@@ -277,7 +277,7 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
         ),
         (
             {"settings": {"lr": [1], "train.lr": [0.3]}},
-            "said by settings lr and by settings train.l",
+            "set both by settings lr and by settings train.l",
         ),
         (
             {"settings": {"train.lr": [1]}, "tune": {"settings": {"train.lr": [0.3, 0.4]}}},
@@ -288,7 +288,7 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
             | {"data": [{"name": "digits", "experiment": {"clients": {"number": 3}}}]},
             "clients.number is set both by clients and by data digits",
         ),
-        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "said by budgets and by settings"),
+        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "set both by budgets and by settings"),
         (
             {"methods": [{"name": "fedavg", "experiment": {"lr": 0.5}}], "hold_out": None}
             | {"data": ["emoji", {"name": "digits", "experiment": {"train": {"lr": 0.1}}}]},
