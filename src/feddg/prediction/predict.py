@@ -313,7 +313,7 @@ def cut_of(
             raise DataError(f"{run} has no threshold for {of} of this model: {advice}")
         threshold = made.threshold
     if threshold is None:
-        raise DataError(f"{run} has no threshold for {of}: validation has images of one kind")
+        raise DataError(f"{run} has no threshold for {of}: validation has none of it, or only it")
     return Cut(of, list(class_names).index(of), threshold)
 
 
