@@ -271,8 +271,6 @@ HELP = {
     "one that the run reports",
     "adapt": "a test-time adaptation; `feddg adaptations` lists them",
     "device": "auto, cpu, cuda, cuda:1, ...",
-    "domain": "name of the domain, for images in root/class/*",
-    "strict": "refuse a model that has a warning",
     "predictions": "keep the prediction for every image, in a private Parquet file",
     "workers": "number of processes that share the clients; with --device all, one for each GPU",
 }

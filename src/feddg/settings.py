@@ -96,8 +96,7 @@ class DataSettings(Described):
     """The images and their size."""
 
     source: str = "folder"
-    """the data set: digits, emoji, folder (your own images), a benchmark such as pacs, or a
-    registered one"""
+    """digits, emoji, folder (your images), a benchmark such as pacs, or a registered data set"""
     root: FixedPath | None = None
     """folder of the images: root/domain/class/*.jpg"""
     options: Fields = Field(default_factory=dict)
@@ -187,8 +186,7 @@ class ClientSettings(Described):
     iid; dirichlet, class_dirichlet, shards; quantity; or client: whoever really holds the data; see
     docs/data_sets.md"""
     heterogeneity: Fraction = 0.1
-    """lambda: from 0 (each client has one domain) to 1 (all clients have the same mix of
-    domains)"""
+    """lambda: from 0 (one domain per client) to 1 (the same mix of domains at all clients)"""
     alpha: Positive | None = None
     """concentration of the Dirichlet distribution of labels; none for no label skew"""
     shards: int | None = Field(None, ge=1)
@@ -285,8 +283,7 @@ class TrainSettings(Described):
     """what the classifier starts from: random weights, or the closed-form solution (ridge) from
     sums that all clients send before round 1"""
     head_rounds: int = Field(0, ge=0)
-    """number of first rounds in which the featurizer is frozen and only what follows it is
-    trained"""
+    """number of first rounds in which the featurizer is frozen and only the rest is trained"""
 
     @model_validator(mode="after")
     def _trains_in_full(self) -> "TrainSettings":
@@ -315,8 +312,7 @@ class ServerSettings(Described):
     """how clients are weighted in the mean: by their number of images (examples), or equally
     (uniform); a method with weights of its own keeps them"""
     optimizer: Literal["none", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "none"
-    """the server's optimizer, which steps along the mean of the updates; none takes the mean as it
-    is"""
+    """the server's optimizer, whose gradient is the mean of the updates; none takes the mean"""
     lr: Positive | None = None
     """learning rate of the server's optimizer; none for 1 with fedavgm (Hsu et al. 2019) and 0.01
     otherwise (Reddi et al. 2021 tune it; try 0.001 to 0.1)"""

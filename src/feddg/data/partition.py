@@ -691,9 +691,8 @@ def _weights(dealing: Dealing) -> np.ndarray:
 def _holders(dealing: Dealing) -> np.ndarray:
     if dealing.holders is None:
         raise DataError(
-            "clients.partition client needs to know which client holds each image, which is not "
-            "known for these images: give a table with the column client (--data table), or "
-            "choose another partition."
+            "clients.partition client needs to know which client holds each image: give a table "
+            "with the column client (--data table), or choose another partition."
         )
     return dealing.holders
 

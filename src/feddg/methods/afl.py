@@ -106,8 +106,7 @@ class WeighedByLoss(Method):
         if self.weighs and isinstance(self, (Local, COPA)):
             raise ExperimentError(
                 f"{self.name}: its weights follow the losses of the clients' average, which the "
-                "other method does not predict with; choose one, or set method.dro_weights to "
-                "client"
+                "other method does not use; choose one, or set method.dro_weights to client"
             )
         if _over_domains(self) and isinstance(self, (PenalisedLosses, Vista)):
             raise ExperimentError(
