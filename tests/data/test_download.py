@@ -185,7 +185,7 @@ def test_a_file_that_is_there_is_compared_and_not_asked_for(server: Served, tmp_
     download(published(server), tmp_path, silent)
     assert server.asked == []
     (tmp_path / "images.zip").write_bytes(CONTENT[1:])
-    with pytest.raises(DataError, match=r"images.zip is there already"):
+    with pytest.raises(DataError, match=r"images.zip already exists"):
         download(published(server), tmp_path, silent)
     assert (tmp_path / "images.zip").read_bytes() == CONTENT[1:], "a user's file was deleted"
     assert server.asked == []
@@ -332,7 +332,7 @@ def test_the_rest_of_the_folder_stays(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "out/VLCS").mkdir(parents=True)
-    with pytest.raises(DataError, match="VLCS is there already"):
+    with pytest.raises(DataError, match="VLCS already exists"):
         unpack(zipped(tmp_path / "a.zip", {"A/1": b"", **FILES}), tmp_path / "out", silent)
     assert read(tmp_path / "out") == {}
 
