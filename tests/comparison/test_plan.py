@@ -288,7 +288,7 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
             | {"data": [{"name": "digits", "experiment": {"clients": {"number": 3}}}]},
             "clients.number is set both by clients and by data digits",
         ),
-        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "set both by budgets and by settings"),
+        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "both by budgets and by settings"),
         (
             {"methods": [{"name": "fedavg", "experiment": {"lr": 0.5}}], "hold_out": None}
             | {"data": ["emoji", {"name": "digits", "experiment": {"train": {"lr": 0.1}}}]},
