@@ -25,15 +25,15 @@ def page(text: str) -> str:
 
 
 def _overview() -> str:
-    lines = ["\n| `--data` | domains | classes | images | clients by nature | how it is had |\n"]
+    lines = ["\n| `--data` | domains | classes | images | natural clients | how to get it |\n"]
     lines.append("|---|---|---|---|---|---|\n")
     for one in data_sets():
         images = sum(one.counts.values()) or sum(one.split_counts.values())
         cells = (
             f"[`{one.name}`](#{one.name})",
-            str(len(one.domains) or "by its files"),
-            str(one.class_count or len(one.classes) or "by its files"),
-            f"{images:,}" if images else "by its files",
+            str(len(one.domains) or "as in its files"),
+            str(one.class_count or len(one.classes) or "as in its files"),
+            f"{images:,}" if images else "as in its files",
             one.clients or "-",
             _had(one),
         )

@@ -159,7 +159,7 @@ def _differences(method: type[Method]) -> list[str]:
 def _excluded(method: type[Method]) -> list[str]:
     """The methods that it refuses; the refusal says why."""
     names = ", ".join(f"`{name}`" for name in sorted(method.excludes) if name != method.name)
-    return [f"Not combined with {names}."] if names else []
+    return [f"Cannot be combined with {names}."] if names else []
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -185,11 +185,11 @@ def index(known: Mapping[str, type[Method]]) -> str:
         "\n\n".join(
             [
                 "# Methods",
-                "A page each: the idea, the equations, what leaves the client, the settings, and "
-                "where it differs from its authors' code, with the setting that follows it in "
-                "brackets. Combine methods by name: `ccst+jigen`. "
-                "[Which one to try](../which_method.md), what they "
-                "[cost](../benchmarks.md#what-methods-cost), and how they do on "
+                "Every method has a page with the idea, the equations, what leaves the client, "
+                "the settings, and where it differs from its authors' code (in brackets, the "
+                "setting that follows their code). Combine methods by joining their names: "
+                "`ccst+jigen`. See also [which one to try](../which_method.md), what they "
+                "[cost](../benchmarks.md#what-methods-cost), and how accurate they are on "
                 "[digits](../benchmarks.md#digits) and on [PACS](../benchmarks.md#pacs).",
                 _table(("family", "method", "name", "in one line"), rows),
                 "## What every update has",
@@ -199,8 +199,9 @@ def index(known: Mapping[str, type[Method]]) -> str:
                 ),
                 "## Colour jitter",
                 "The code of CCST, FedDG-GA, JiGen, PARDON, RSC and SelfReg shifts the hue in HSV, "
-                "as torchvision does. Here one matrix an image turns it in YIQ (at 0.1 it is 0.076 "
-                "a pixel away in the mean), in a third of the time; `train.hue=hsv` follows them.",
+                "as torchvision does. Here one matrix per image rotates it in YIQ, in a third of "
+                "the time (at 0.1, pixels differ by 0.076 on average); `train.hue=hsv` follows "
+                "their code.",
             ]
         )
         + "\n"

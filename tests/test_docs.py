@@ -52,7 +52,7 @@ def test_a_page_has_what_a_method_sends_besides_the_rest_and_what_it_refuses(gen
     assert "`statistics/style`" in generated["pardon.md"]
     assert "`update/weights/*`" not in generated["pardon.md"]
     assert "[Nothing else](README.md#what-every-update-has)" in generated["fedavg.md"]
-    (excluded,) = re.findall(r"Not combined with (.*)\.", generated["csac.md"])
+    (excluded,) = re.findall(r"Cannot be combined with (.*)\.", generated["csac.md"])
     assert {"`l2d`", "`randconv`", "`rsc`"} <= set(excluded.split(", "))
 
 

@@ -86,9 +86,9 @@ def test_a_rule_about_several_fields_is_said_without_all_of_them():
 
 def test_what_is_said_of_a_decision_counts_or_is_refused(subtests):
     for fields, words in [
-        ({"specificity": 0.9}, "specificity is of a decision about a class: name it"),
-        ({"sensitivity": 0.9}, "sensitivity is of a decision"),
-        ({"prevalence": 0.1}, "prevalence is of a decision"),
+        ({"specificity": 0.9}, "specificity belongs to a decision about a class: name the class"),
+        ({"sensitivity": 0.9}, "sensitivity belongs to a decision"),
+        ({"prevalence": 0.1}, "prevalence belongs to a decision"),
         ({"decision": "a", "specificity": 0.9, "sensitivity": 0.9}, "leave one of them out"),
         ({"decision": "a", "specificity": 0.95, "sensitivity": 0.9}, "leave one of them out"),
     ]:

@@ -260,7 +260,7 @@ def test_an_image_that_is_there_twice_is_refused_under_an_epsilon_for_one():
     private = {"record_epsilon": 8.0}
     given = {"model": own_network(), "normalization": "frozen", "privacy": private}
     twice = [*Colours(0), Colours(0)[1]]
-    with pytest.raises(ExperimentError, match=r"privacy\.record_epsilon is for one image, and"):
+    with pytest.raises(ExperimentError, match=r"privacy\.record_epsilon protects one image, but"):
         feddg.Federation([twice, Colours(1)], **given)
 
 
@@ -299,7 +299,7 @@ def test_a_head_without_a_bias_is_not_solved_for():
     model = own_network()
     model[-1] = nn.Linear(32, 3, bias=False)
     fed = feddg.Federation([Colours(0)], model, train={"head": "ridge"})
-    with pytest.raises(ExperimentError, match=r"train\.head: ridge solves for a bias"):
+    with pytest.raises(ExperimentError, match=r"train\.head: ridge also solves for a bias"):
         fed.fit(1)
 
 
@@ -384,7 +384,7 @@ def test_a_graph_of_classes_is_not_written_of_another_task(tmp_path):
         "label_smoothing": 0.1,
         "class_weights": "balanced",
     }.items():
-        with pytest.raises(ExperimentError, match=f"train.{name} is for one class an image"):
+        with pytest.raises(ExperimentError, match=f"train.{name} is for one class per image"):
             feddg.Federation(sites, net, task=task, train={name: value})
     whole = nn.Sequential(nn.Conv2d(3, 2, 8), nn.Flatten())
     with pytest.raises(ExperimentError, match=r"does not end in nn\.Linear"):

@@ -199,13 +199,13 @@ def compare(
         watcher: gets the progress; in a notebook, progress bars by default.
         report: whether to write tables, ``report.html`` and each run's model card.
         again: whether to repeat runs whose images have changed, beside the old ones.
-        results: CSV files of results; runs found there are not repeated. Rows of other files, and
-            of every run that ends, are added to the first. Results of ``tune`` trials are in a file
-            beside it.
+        results: CSV files of results. Runs found in them are not repeated; rows of the other files
+            and of every run that completes are added to the first. Results of ``tune`` trials are
+            in a file beside it.
         predictions: whether every run stores the prediction of every image; a run that cannot gives
             a warning.
-        drop_weights: delete a run's weights once it is complete; it then has no model
-            card and no stored predictions.
+        drop_weights: delete a run's weights once it is complete; it then has no model card and no
+            stored predictions.
         launcher: where runs are executed: ``local``, if ``jobs`` is above 0; or ``slurm``, one at a
             time if ``jobs`` does not say more.
         launcher_options: options of the launcher; for ``local``, ``{"reuse": "yes"}`` executes
@@ -361,7 +361,7 @@ def report(
     in_html = out is not None and out.suffix == ".html"
     as_text = len(paths) == 1 and paths[0].is_file() and not in_html
     if as_text and tables is not None:
-        raise RunError(f"{paths[0]} is a results file: of the options, only --out is for it")
+        raise RunError(f"{paths[0]} is a results file: of the options, only --out applies to it")
     page = page_about(paths)
     if as_text:
         if out is None:

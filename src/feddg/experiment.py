@@ -197,13 +197,13 @@ def _check_selection(evaluate: EvaluateSettings) -> None:
     if metric.higher_is_better is None:
         able = [name for name, other in METRICS.items() if other.higher_is_better is not None]
         raise ExperimentError(
-            f"evaluate.select_by: {evaluate.select_by} says how images are, not how good a model "
-            f"is; choose by one of {', '.join(able)}"
+            f"evaluate.select_by: {evaluate.select_by} describes the images, not the model; choose "
+            f"one of {', '.join(able)}"
         )
     if evaluate.select_over == "pooled" and evaluate.select_by != "accuracy":
         raise ExperimentError(
-            f"evaluate.select_over: {evaluate.select_by} is not pooled while a run goes on, only "
-            "accuracy is; say domain_mean or worst_domain"
+            f"evaluate.select_over: {evaluate.select_by} is not pooled during a run, only accuracy "
+            "is; use domain_mean or worst_domain"
         )
 
 
@@ -321,7 +321,7 @@ def expand(fields: Mapping[str, Any]) -> Fields:
         if written != value:
             raise ExperimentError(
                 f"{key} is {reprlib.repr(value)} and {SHORTHANDS[key]} is {reprlib.repr(written)}, "
-                "which are one field; say one of them"
+                "which are the same field; use one of them"
             )
         plain = merge(plain, nested(SHORTHANDS[key], value))
     return plain
@@ -462,7 +462,7 @@ def _with_possible_clients(full: Fields, given: Fields) -> Fields:
         return full
     if given.get("clients", {}).get("per_round") is not None:
         raise ExperimentError(
-            f"clients.per_round is {per_round}, but there are {number} clients; say at most "
+            f"clients.per_round is {per_round}, but there are {number} clients; use at most "
             f"{number}, or leave it out for all of them"
         )
     return merge(full, {"clients": {"per_round": None}})

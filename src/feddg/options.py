@@ -76,7 +76,7 @@ def client_counts(text: str) -> list[tuple[int, int | None]]:
         number, _, per_round = part.partition(":")
         return int(number), int(per_round) if per_round else None
 
-    return _values(text, pair, f"--clients {text}: write N, or N:K with K per round")
+    return _values(text, pair, f"--clients {text}: write N clients, or N:K for K of them per round")
 
 
 def _values(text: str, read: Callable[[str], T], wrong: str) -> list[T]:
@@ -103,7 +103,7 @@ def whole_numbers(flag: str, text: str) -> list[int]:
     Raises:
         ExperimentError: one is not a whole number; names the flag.
     """
-    return _values(text, int, f"{flag} {text}: write one or more numbers: 7,8,9")
+    return _values(text, int, f"{flag} {text}: write whole numbers separated by commas, as 7,8,9")
 
 
 def seeds(text: str) -> int | list[int]:
@@ -197,25 +197,23 @@ TrackOption = Annotated[
     str | None,
     typer.Option(
         "--track",
-        help="also follow runs with tensorboard, wandb (extras of the package)",
+        help="also log runs to tensorboard, wandb (each needs the extra of its name)",
         envvar="FEDDG_TRACK",
     ),
 ]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="no progress: neither bars nor lines")
-]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="show no progress")]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="lines instead of bars, as where there is no screen")
+    bool, typer.Option("--verbose", "-v", help="show progress as lines instead of bars")
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable")]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 ModelArgument = Annotated[
     Path,
     typer.Argument(
-        help="the run folder, what `feddg export` wrote (ONNX, a folder), or hf:owner/name@revision"
+        help="a run folder, what `feddg export` wrote (ONNX, a folder), or hf:owner/name@revision"
     ),
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="show what would be run; run nothing")
+    bool, typer.Option("--dry-run", help="show what would be run, and run nothing")
 ]
 
 
@@ -269,16 +267,14 @@ def show_warnings(found: "Sequence[Diagnostic]") -> None:
 
 
 HELP = {
-    "which": "the model: final, swa, ema, best_in_domain, best_held_out, wise_ft; by default what "
-    "the run serves",
-    "adapt": "a test-time adaptation, see `feddg adaptations`",
+    "which": "which model: final, swa, ema, best_in_domain, best_held_out, wise_ft; by default the "
+    "one that the run reports",
+    "adapt": "a test-time adaptation; `feddg adaptations` lists them",
     "device": "auto, cpu, cuda, cuda:1, ...",
-    "domain": "what the images of root/class/* are",
-    "strict": "refuse a model about which there is a warning",
-    "predictions": "keep what is predicted of every image (Parquet, private)",
-    "workers": "processes that share the clients; with --device all one for each GPU",
+    "predictions": "keep the prediction for every image, in a private Parquet file",
+    "workers": "number of processes that share the clients; with --device all, one for each GPU",
 }
-"""What options of several commands say."""
+"""Help of options that several commands have."""
 Bounds = tuple[Any, Any]
 
 
@@ -495,7 +491,7 @@ def takes(paths: str = "", *, several: bool = False) -> Callable[[Any], Any]:
             any_field = TyperOption(
                 param_decls=[SET_KEY, "--set"],
                 multiple=True,
-                help="any field: --set method.gamma1=0.5 --set train.momentum=0.9",
+                help="set any field: --set method.gamma1=0.5 --set train.momentum=0.9",
                 metavar="FIELD=VALUE",
             )
             return [*(_option(field, several) for field in flags()), any_field]
@@ -567,7 +563,7 @@ def _default_text(path: str, field: Any) -> str | bool:
     if path.partition(".")[0] in PRESET_PARTS and path not in NOT_PRESET:
         of_folders = _folder_preset().get(path)
         if of_folders is not None:
-            return f"the preset's; of folders {of_folders}"
+            return f"the preset's; for folders {of_folders}"
         return f"the preset's, else {text}" if text else "the preset's"
     return text or False
 

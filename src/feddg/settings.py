@@ -108,48 +108,48 @@ class DataSettings(Described):
     """The images and their size."""
 
     source: str = "folder"
-    """a data set: digits, folder (any images), a benchmark such as pacs, or a registered one"""
+    """digits, emoji, folder (your images), a benchmark such as pacs, or a registered data set"""
     root: FixedPath | None = None
-    """the images' folder: root/domain/class/*.jpg"""
+    """folder of the images: root/domain/class/*.jpg"""
     options: Fields = Field(default_factory=dict)
-    """what the data set itself takes, as columns of a table; docs/data_sets.md"""
+    """options of the data set itself, such as a table's column names; see docs/data_sets.md"""
     leave_out: Names = ()
-    """domains that are never opened, as if they were not there"""
+    """domains to ignore, as if they were not there"""
     own_split: bool = True
-    """in-domain validation and test images as the data set's own split has them, where it has one;
-    false: the split is not used, and id_val and id_test are drawn"""
+    """take in-domain validation and test images from the data set's own split, where it has one; if
+    false, they are drawn at random (id_val, id_test)"""
     image_size: int = Field(128, ge=8, le=1024)
-    """side of the square training images, pixels"""
+    """side of the square training images, in pixels"""
     features: int | None = Field(None, ge=1)
-    """numbers in a row of a table of features; by default as in the file"""
+    """length of a feature vector in a table of features; by default as in the file"""
     resize: Literal["squash", "crop", "pad"] = "squash"
-    """how other shapes become square"""
+    """how images of other shapes become square"""
     on_bad_image: Literal["skip", "fail"] = "skip"
-    """files that cannot be used are left out, or end the run"""
+    """skip: leave out files that cannot be used; fail: end the run"""
     range: Literal["auto", "full", "percentile"] = "auto"
-    """which values are black and white: auto (by the bit depth a domain uses), full (all that a
-    file could hold), percentile (1st to 99th of each image and band)"""
+    """which pixel values become black and white: auto (by the bit depth a domain uses), full (the
+    file's whole range), percentile (1st to 99th of each image and band)"""
     bands: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """bands that are red, green and blue, from 1, or the one that is grey: 4,3,2"""
+    """the bands that are red, green and blue, counted from 1, or the one to show in grey: 4,3,2"""
     tile: int | None = Field(None, ge=16)
-    """larger images are cut into tiles of this side, pixels"""
+    """cut larger images into tiles of this side, in pixels"""
     duplicates: Literal["auto", "refuse", "warn", "ignore"] = "auto"
-    """copies of training images among those that measure: refuse ends the run; auto: refuse, but
-    warn for published data sets and splits"""
+    """what to do about copies of training images among validation or test images: refuse (end the
+    run), warn, ignore; auto refuses, but only warns for published data sets and splits"""
     split_file: FixedPath | None = None
-    """a benchmark's split CSV; replaces hold_out's random split"""
+    """a benchmark's CSV file of training and test images, in place of a random split"""
     group_by: str | None = None
-    """which images belong together and are never split: a regular expression with a part
-    (?P<group>...) of their paths, folder, or none; by default a table's column group, and the
-    patients of DICOM files"""
+    """which images belong together and are never split: a regular expression for their paths with a
+    part (?P<group>...), or folder, or none; by default a table's column group, and the patients of
+    DICOM files"""
     subgroups: Names = ()
-    """columns of a table whose values results tell apart: scanner, sex, age band"""
+    """columns of a table by whose values results are broken down: scanner,sex"""
     id_val: Fraction = 0.05
-    """share of each seen (domain, class) kept for in-domain validation"""
+    """share of the images of each training domain and class kept for in-domain validation"""
     id_test: Fraction = 0.05
-    """share of each seen (domain, class) kept for in-domain test"""
+    """share of the images of each training domain and class kept for the in-domain test"""
     pixel_budget_gb: Positive = 20.0
-    """largest decoded-pixel cache; beyond it images stream"""
+    """largest cache of decoded images, in GB; if they need more, they are decoded anew each time"""
 
     @field_validator("bands", mode="before")
     @classmethod
@@ -176,45 +176,45 @@ class HoldOut(Described):
     """Domains that are not trained on. Test domains never select anything."""
 
     test: Names = ()
-    """domains the model is tested on"""
+    """domains that the model is tested on"""
     val: Names = ()
-    """domains that may select a round"""
+    """domains whose accuracy may choose a round"""
 
 
 class ClientSettings(Described):
     """The partition of images over clients, and the number of clients in a round."""
 
     number: int = Field(10, ge=1)
-    """clients, N; under the partition client, as many as the images say"""
+    """number of clients, N; with the partition client, the data decide"""
     per_round: int | None = Field(None, ge=1)
-    """clients sampled per round, K; none for all"""
+    """clients sampled in each round, K; none for all"""
     partition: str = "heterogeneous"
-    """who holds what, rules joined by +: heterogeneous (by lambda), domain, iid; dirichlet,
-    class_dirichlet, shards; quantity; or client: who really holds the data; see
+    """how images are divided among clients, rules joined by +: heterogeneous (by lambda), domain,
+    iid; dirichlet, class_dirichlet, shards; quantity; or client: whoever really holds the data; see
     docs/data_sets.md"""
     heterogeneity: Fraction = 0.1
-    """lambda: 1 = all clients alike (the global domain mix), 0 = one domain each"""
+    """lambda: from 0 (one domain per client) to 1 (the same mix of domains at all clients)"""
     alpha: Positive | None = None
-    """Dirichlet concentration over labels; none for no label skew"""
+    """concentration of the Dirichlet distribution of labels; none for no label skew"""
     shards: int | None = Field(None, ge=1)
-    """label shards per client (McMahan et al. 2017: 2); none for no skew"""
+    """label shards per client (McMahan et al. 2017: 2); none for no label skew"""
     quantity_alpha: Positive | None = None
-    """Dirichlet concentration over client sizes; none for about equal ones"""
+    """concentration of the Dirichlet distribution of client sizes; none for about equal sizes"""
 
 
 class ModelSettings(Described):
     """The network that all clients share."""
 
     backbone: str = "resnet18"
-    """cnn, cnn_gn (tiny, GroupNorm), or a classification network of torchvision or timm (timm:NAME
-    where both have it)"""
+    """cnn or cnn_gn (small, the latter with group normalisation), or a classification network of
+    torchvision or timm (timm:NAME where both have it)"""
     weights: str | None = None
-    """none, imagenet, or a .safetensors/.pth file"""
+    """pretrained weights: none, imagenet, or a .safetensors or .pth file"""
     embedding: Literal["none", "linear", "bottleneck"] = "none"
     """layer before the classifier (PARDON: linear; CSAC, FedIG: bottleneck)"""
     normalization: Literal["auto", "train", "frozen"] = "auto"
-    """batch statistics: train, frozen (PARDON's official setting), or auto: frozen where the
-    backbone is pretrained"""
+    """statistics of batch normalisation: train, frozen (as in PARDON's released code), or auto
+    (frozen if the backbone is pretrained)"""
 
     @field_validator("weights")
     @classmethod
@@ -227,70 +227,70 @@ class TrainSettings(Described):
     """Local training of a client in one round."""
 
     rounds: int = Field(20, ge=1)
-    """rounds, R"""
+    """number of rounds, R"""
     local_epochs: int = Field(1, ge=1)
     """passes over a client's images per round"""
     local_steps: int | None = Field(None, ge=1)
-    """optimizer steps per round instead of epochs"""
+    """optimizer steps per round, in place of epochs"""
     select_every: int | None = Field(None, ge=1)
-    """a client sends its best model, tried every so many steps on its own validation images (FedIG:
-    20); none for its last"""
+    """a client sends its best model instead of its last, measured every so many steps on its own
+    validation images (FedIG: 20); none for the last"""
     batch_size: int = Field(32, ge=1)
     """images per batch"""
     drop_last: bool = False
-    """an epoch's last batch is left out if it is not full, unless it is alone"""
+    """leave out an epoch's last batch if it is not full, unless it is the only one"""
     optimizer: Literal["adam", "sgd"] = "adam"
     """the clients' optimizer"""
     keep_optimizer: bool = False
-    """clients keep their optimizer's moments from round to round"""
+    """clients keep the state of their optimizer (momentum, Adam's moments) from round to round"""
     lr: Positive = 1e-3
-    """client learning rate"""
+    """the clients' learning rate"""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """SGD only"""
+    """momentum of SGD"""
     weight_decay: NotNegative = 0.0
-    """how strongly weights are drawn to zero"""
+    """weight decay of the clients' optimizer"""
     decay: Literal["all", "weights"] = "all"
-    """what decays: all, or weights without biases and normalisation layers"""
+    """what weight decay applies to: all, or weights (no biases, no normalisation layers)"""
     gradient_clipping: Positive | None = None
-    """greatest norm of all gradients of a step together; none for any"""
+    """largest norm of a step's whole gradient; none for no clipping"""
     augmentation: str | Fields = "none"
-    """how training images are varied: none, aerial, microscope, a data set's own by its name, a
-    registered one, or its fields: {crop_scale: [0.8, 1], flip: 0.5}"""
+    """augmentation of training images: none, aerial, microscope, the name of a data set for its
+    own, a registered one, or fields: {crop_scale: [0.8, 1], flip: 0.5}"""
     hue: Literal["rotation", "hsv"] = "rotation"
-    """how an augmentation changes the hue: a rotation at constant luma (faster), or the shift in
-    HSV that torchvision and the methods' published codes take"""
+    """how augmentation changes the hue: by a rotation at constant luma (faster), or by a shift in
+    HSV, as torchvision and the methods' published code do"""
     graphs: bool = False
-    """on a GPU, record a training step and replay it as one CUDA graph, where a replay does what
-    the step does; not yet tried on a GPU"""
+    """on a GPU, record a training step as a CUDA graph and replay it, if the replay does what the
+    step does; not yet tried on a GPU"""
     schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
     """how the learning rate falls from round to round"""
     schedule_by: Literal["round", "epoch", "step"] = "round"
-    """how often the rate follows the schedule: within rounds, too"""
+    """when the learning rate changes: after each round, or also within rounds, by epoch or step"""
     warmup_rounds: int = Field(0, ge=0)
-    """first rounds, in which the learning rate rises to its full value"""
+    """number of first rounds in which the learning rate rises to its full value"""
     schedule_final: Fraction = 0.0
-    """cosine, linear: the share of the learning rate that the schedule would reach at the end of
-    the last round"""
+    """cosine, linear: the share of the learning rate that the schedule reaches at the end of the
+    last round"""
     schedule_steps: tuple[Fraction, ...] = (0.5, 0.75)
-    """step: after which shares of the rounds the learning rate falls"""
+    """step: shares of the rounds after which the learning rate falls"""
     schedule_gamma: Positive = 0.1
-    """step: what the learning rate is multiplied by at each"""
+    """step: factor of the learning rate at each of schedule_steps"""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """share of the true class's target that is spread over all classes"""
+    """share of the target that is spread over all classes"""
     class_weights: Literal["none", "balanced"] = "none"
-    """how much an image's class counts: alike, or each class of a client as much as its others, by
-    the client's own numbers (rare classes more)"""
+    """weights of classes in the loss: none, or balanced: at each client every class counts as much
+    as any other, so that images of rare classes count more"""
     trainable: Trainable = "all"
-    """what of the network is trained, and sent each round: all; head, what comes after the
+    """which part of the network is trained, and sent in each round: all; head, what follows the
     featurizer; norm+head, normalisation layers as well; lora, low-rank adapters and the head (needs
     peft). The rest is sent once"""
     lora_rank: int = Field(8, ge=1)
-    """rank of the adapters that lora trains"""
+    """rank of LoRA's adapters"""
     head: Literal["random", "ridge"] = "random"
-    """what the classifier starts from: random weights; or ridge, in closed form from sums that all
-    clients send before round 1"""
+    """what the classifier starts from: random weights, or the closed-form solution (ridge) from
+    sums that all clients send before round 1"""
     head_rounds: int = Field(0, ge=0)
-    """first rounds, in which the featurizer stays as it is and all after it trains"""
+    """number of first rounds in which the featurizer is frozen and only the rest is trained"""
 
     @model_validator(mode="after")
     def _trains_in_full(self) -> "TrainSettings":
@@ -300,7 +300,7 @@ class TrainSettings(Described):
         if self.schedule_by == "epoch" and self.local_steps:
             raise ValueError(
                 "schedule_by: epoch needs rounds of epochs, and local_steps is "
-                f"{self.local_steps}: set that to none, or say schedule_by: step"
+                f"{self.local_steps}: set that to none, or use schedule_by: step"
             )
         return self
 
@@ -309,36 +309,36 @@ class ServerSettings(Described):
     """Aggregation at the server, and the checks on updates."""
 
     min_updates: int = Field(1, ge=1)
-    """fewest good updates a round may be aggregated from"""
+    """fewest valid updates from which a round may be aggregated"""
     largest_change: Positive | None = 100.0
-    """how many times the median change of earlier rounds (in the first: of the round) an update's
-    may be long; none for any, as under a defence that replaces the mean"""
+    """longest change of an update, as a multiple of the median over earlier rounds (in the first:
+    over this round); none for no limit, as with a defence that replaces the mean"""
     attempts: int = Field(2, ge=1)
-    """tries per round, each with newly sampled clients, before the run fails"""
+    """attempts at a round, each with newly sampled clients, before the run fails"""
     weighting: Literal["examples", "uniform"] = "examples"
-    """how clients count in the mean: by their number of images, or alike; a method with weights of
-    its own keeps them"""
+    """how clients are weighted in the mean: by their number of images (examples), or equally
+    (uniform); a method with weights of its own keeps them"""
     optimizer: Literal["none", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = "none"
-    """what is done with the mean of the updates; none takes it as it is"""
+    """the server's optimizer, whose gradient is the mean of the updates; none takes the mean"""
     lr: Positive | None = None
-    """server learning rate of the optimizer; none for 1 with fedavgm (Hsu et al. 2019) and 0.01
+    """learning rate of the server's optimizer; none for 1 with fedavgm (Hsu et al. 2019) and 0.01
     otherwise (Reddi et al. 2021 tune it; try 0.001 to 0.1)"""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """momentum (both papers; Reddi et al. run fedadagrad with 0)"""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """memory of the squared changes, fedadam and fedyogi (Reddi et al. 2021)"""
+    """decay of the mean of squared changes, fedadam and fedyogi (Reddi et al. 2021)"""
     tau: Positive = 1e-3
     """adaptivity: added to the root of the squares (Reddi et al. 2021)"""
     averaging: Literal["none", "swa", "ema"] = "none"
-    """which weights are the result: the last round's (none), the mean of the last rounds' (swa), or
-    an exponential mean of all rounds' (ema)"""
+    """which weights are the result: the last round's (none), their mean over the last rounds (swa),
+    or an exponential moving average over all rounds (ema)"""
     swa_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """swa: the share of the rounds, from the end, that are averaged"""
+    """swa: share of the rounds, counted from the end, that are averaged"""
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """ema: how much of the mean a round leaves in place"""
+    """ema: decay of the moving average in each round"""
     wise_ft: Literal["none", "auto"] | Fraction = "none"
-    """after the last round: share of the averaged weights in a mixture with those that training of
-    the whole network started from (WiSE-FT); auto chooses it on in-domain validation"""
+    """after the last round, mix the averaged weights with those that training of the whole network
+    started from (WiSE-FT): the share of the former, or auto, chosen on in-domain validation"""
 
 
 class EvaluateSettings(Described):
@@ -347,34 +347,34 @@ class EvaluateSettings(Described):
     every: int = Field(1, ge=1)
     """rounds between evaluations; the last round is always evaluated"""
     every_of_last: int = Field(0, ge=0)
-    """number of final rounds that are all evaluated, whatever every says"""
+    """number of final rounds that are evaluated whatever every says"""
     budgets: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    """images seen in training, by all clients together, after which the model and the means over
-    rounds are measured, in place of every; the last round always is"""
+    """evaluate when training has seen these numbers of images, all clients together, in place of
+    every; the last round is always evaluated"""
     batch_size: int = Field(256, ge=1)
-    """images per batch when measuring"""
+    """images per batch in evaluation"""
     pictures: bool = True
-    """show images in the report: some of training as the method stylizes them, some of the unseen
-    domain, the surest mistakes; never those of a deployment's sites"""
+    """show images in the report: stylized training images, some of the unseen domain, and the most
+    confident mistakes; never images of a deployment's sites"""
     averages: Literal["last_round", "every", "never"] = "last_round"
-    """when means over rounds are measured beside the last weights; what is served always is, and
-    never keeps no other mean"""
+    """when averaged weights (EMA, SWA) are evaluated beside the last ones; those that are the
+    result always are, and with never no others are kept"""
     decision: str | None = None
-    """a class, for one against the rest: AUROC, average precision, sensitivity, specificity and
-    predictive values, at a threshold chosen on in-domain validation"""
+    """a class to decide about, against the rest: adds AUROC, average precision, sensitivity,
+    specificity and predictive values, at a threshold chosen on in-domain validation"""
     specificity: Annotated[float, Field(gt=0, lt=1)] = 0.95
-    """what the decision's threshold reaches on in-domain validation"""
+    """specificity that the decision's threshold must reach on in-domain validation"""
     sensitivity: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """the same for sensitivity, in place of specificity"""
+    """sensitivity that it must reach, in place of specificity"""
     prevalence: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """share of the class where the model is to be used, for predictive values; by default that of
-    the images"""
+    """share of the class where the model will be used, for predictive values; by default its share
+    of the images"""
     select_by: str = "accuracy"
-    """the metric that validation chooses a round by: any that has a better end, as
-    balanced_accuracy, auroc, calibration_error, or macro_f1 (iWildCam's); docs/compare.md"""
+    """the validation metric by which a round is chosen: accuracy, balanced_accuracy, auroc,
+    calibration_error, macro_f1 (iWildCam's), ...; see docs/compare.md"""
     select_over: Literal["domain_mean", "pooled", "worst_domain"] = "domain_mean"
-    """how the domains of validation become one number for select_by; pooled, each image counted
-    once, goes with accuracy alone"""
+    """how select_by is aggregated over validation domains; pooled (each image counts once) goes
+    with accuracy only"""
 
     @model_validator(mode="after")
     def _asks_for_one_decision(self) -> "EvaluateSettings":
@@ -382,14 +382,14 @@ class EvaluateSettings(Described):
         changed = [name for name in OF_DECISION if getattr(self, name) != fields[name].default]
         if changed and self.decision is None:
             raise ValueError(
-                f"{changed[0]} is of a decision about a class: name it (decision), or leave "
-                f"{changed[0]} out"
+                f"{changed[0]} belongs to a decision about a class: name the class (decision), or "
+                f"leave {changed[0]} out"
             )
         # A run's file names every field; there the default was not asked for.
         asked = "specificity" in said and len(said) < len(fields)
         if self.sensitivity is not None and (asked or "specificity" in changed):
             raise ValueError(
-                "a threshold reaches specificity or sensitivity: leave one of them out"
+                "a threshold reaches a specificity or a sensitivity: leave one of them out"
             )
         return self
 
@@ -402,7 +402,7 @@ class MethodChoice(Described):
     """A method by name, with its hyper-parameters."""
 
     name: str = "fedavg"
-    """method; `feddg methods` lists them"""
+    """the method; `feddg methods` lists them"""
     settings: Fields = Field(default_factory=dict)
     """the method's own hyper-parameters"""
 
@@ -411,40 +411,40 @@ class PrivacySettings(Described):
     """Clipping of updates, and noise."""
 
     clipping: Literal["none", "fixed", "adaptive"] = "none"
-    """whether clients clip their updates, and whether the norm moves"""
+    """whether clients clip their updates: not, to a fixed norm, or to one that adapts"""
     clipping_norm: Positive = 0.1
-    """longest change of the weights; adaptive: at the start"""
+    """longest change of the weights; with adaptive clipping, at the start"""
     noise_multiplier: NotNegative = 0.0
-    """noise multiplier z; 0 clips only"""
+    """noise multiplier z; with 0 updates are only clipped"""
     clipping_quantile: Fraction = 0.5
-    """adaptive: share of updates not to be clipped"""
+    """adaptive: share of updates that should stay unclipped"""
     clipping_rate: Positive = 0.2
     """adaptive: learning rate of the norm"""
     epsilon: Positive | None = None
-    """what all rounds' updates together may cost a client; picks the noise for the planned rounds
-    unless noise_multiplier does, and ends the run before more is spent"""
+    """largest epsilon of a client over all rounds' updates; sets the noise for the planned rounds
+    unless noise_multiplier does, and ends the run before it is exceeded"""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    """the delta that every epsilon goes with; below 1 / number of clients"""
+    """delta of every epsilon; should be well below 1 / number of clients"""
     noised_at: Literal["server", "client"] = "server"
-    """who adds the noise: the server, which is trusted then, once on the mean; or every client on
+    """who adds the noise: the server, which must be trusted, once to the mean; or every client to
     its own update (local differential privacy)"""
     sampling: Literal["public", "secret"] = "public"
-    """who takes part in a round: drawn from the seed, so that everybody may know; or by each
-    client's own secret chance, which costs less privacy"""
+    """how a round's clients are drawn: from the seed, so that anybody may know them; or each client
+    by a secret draw of its own, which costs less privacy"""
     style_epsilon: Positive | None = None
-    """what a style that leaves a client may cost: its moments are clipped and noised; none for
-    styles as they are"""
+    """largest epsilon of a style that leaves a client, whose moments are then clipped and noised;
+    none for styles as they are"""
     style_unit: Literal["image", "client"] = "image"
-    """what a noised style hides: an image, or all that a client has"""
+    """what a noised style protects: a single image, or all images of a client"""
     style_norm: Positive = 1.0
-    """styles: largest moments of an image, as a multiple of most textures'"""
+    """largest moments of an image's style, as a multiple of those of most textures"""
     record_epsilon: Positive | None = None
-    """what all rounds may cost an image: every step's gradients are clipped image by image and
-    noised at the client (DP-SGD)"""
+    """largest epsilon of an image over all rounds: in every step gradients are clipped image by
+    image and noised at the client (DP-SGD)"""
     record_norm: Positive = 1.0
-    """longest gradient of an image"""
+    """norm to which an image's gradient is clipped"""
     open_styles: bool = False
-    """styles may leave without noise beside updates that are protected"""
+    """let styles leave clients without noise although updates are protected"""
 
     @model_validator(mode="before")
     @classmethod
@@ -499,22 +499,22 @@ class ExperimentSettings(Described):
     name: str | None = None
     """readable start of the run folder's name"""
     preset: str | None = None
-    """whose protocol fills in what is not said; none for the data set's own"""
+    """whose protocol fills in what you leave out; none for the data set's own"""
     data: DataSettings = DataSettings()
     hold_out: HoldOut = HoldOut()
-    """unseen domain(s): sketch, or val=art_painting,test=photo"""
+    """domains that nobody trains on: sketch, or val=art_painting,test=photo"""
     clients: ClientSettings = ClientSettings()
     method: MethodChoice = MethodChoice()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     server: ServerSettings = ServerSettings()
     privacy: PrivacySettings = PrivacySettings()
-    """differential privacy: epsilon=8,delta=1e-5, and all other fields of privacy"""
+    """differential privacy: epsilon=8,delta=1e-5, and any other field of privacy"""
     defences: tuple[DefenceChoice, ...] = ()
-    """what else happens to updates on their way, in order; see docs/security.md"""
+    """defences that updates pass through, in order; see docs/security.md"""
     evaluate: EvaluateSettings = EvaluateSettings()
     seed: int = 0
-    """the experiment's seed: all randomness comes from it"""
+    """seed of all randomness in the experiment"""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """numbers used in training; auto: bfloat16 where the device is fast at it"""
     device: str = "auto"

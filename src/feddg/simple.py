@@ -428,7 +428,7 @@ def _refuse_copies(arrays: Iterable[numpy.ndarray], hides: str) -> None:
                 copies.append(f"{name} is {known[digest]}")
     if copies:
         raise ExperimentError(
-            f"{hides} is for one image, and of an image with copies more is revealed: "
+            f"{hides} protects one image, but more is revealed of an image with copies: "
             f"{first_names(copies)}. Remove copies."
         )
 
@@ -492,8 +492,7 @@ def _check_head(model: str, network: Network, train: TrainSettings, task: Task) 
     for name in () if task.has_classes else ("head", "label_smoothing", "class_weights"):
         if getattr(train, name) != getattr(usual, name):
             raise ExperimentError(
-                f"train.{name} is for one class an image, and this task has a loss of its own: "
-                "leave it out"
+                f"train.{name} is for one class per image, not for a loss of your own: leave it out"
             )
     if isinstance(network.classifier, nn.Identity) and (
         train.trainable == "head" or train.head_rounds
@@ -536,7 +535,7 @@ def _all_names(
         raise ExperimentError(
             f"the data sets name {counted(len(names), 'class', 'classes')} "
             f"({first_names(names)}), but the model gives {classes} logits: it needs one for each. "
-            "Where labels are others than these, give the data set an attribute classes"
+            "If the labels are others than these, give the data set an attribute classes"
         )
     return names
 
@@ -623,7 +622,7 @@ def _target(target: Any, where: str, task: Task | None) -> numpy.ndarray:
         label = f"{tensor.item():g}" if tensor.numel() == 1 else f"of shape {tuple(tensor.shape)}"
         raise ExperimentError(
             f"{where} has a label {label}; a label is the number of a class. For masks, several "
-            "labels an image or numbers give task=feddg.Task(loss=..., score=...)"
+            "labels per image, or numbers, give task=feddg.Task(loss=..., score=...)"
         )
     return numpy.array(int(tensor), dtype=numpy.int64)
 

@@ -179,7 +179,7 @@ def summed(runs):
     ("kind", "words"),
     [
         ("update", "sums of updates alone .secure aggregation.: there is no single update"),
-        ("membership", "sums of updates alone .secure aggregation., and nothing beside them"),
+        ("membership", "sums of updates alone .secure aggregation., and nothing else"),
         ("server", "shares nothing but weights"),
     ],
 )
@@ -205,7 +205,7 @@ def test_of_a_table_of_features_membership_is_asked_and_nothing_is_drawn(place, 
     ("kind", "words"),
     [
         ("update", "ridge trains nothing: clients send sums .*: there is no single update"),
-        ("membership", "ridge trains nothing: .*, and nothing beside them"),
+        ("membership", "ridge trains nothing: .*, and nothing else"),
         ("server", "ridge shares nothing but sums"),
     ],
 )

@@ -193,7 +193,7 @@ def test_a_file_that_does_not_fit_its_plan_is_said(folder, pages):
     text = pages.make([NAME], folder)[0].read_text("utf-8")
     assert "1 row of the file belongs to no cell" in text
     again = results[0].model_copy(update={"experiment": "deadbeef"})
-    with pytest.raises(RunError, match=r"fedavg, photo, seed 0 is there twice.*deadbeef"):
+    with pytest.raises(RunError, match=r"fedavg, photo, seed 0 appears twice.*deadbeef"):
         Results.of_rows([*results, again], plan)
     with pytest.raises(RunError, match="needs the marks"):
         pages.between_marks("# No marks\n", "")

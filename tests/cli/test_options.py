@@ -50,6 +50,14 @@ def flag_of(name):
     return f"--{name.replace('_', '-')}"
 
 
+def test_the_help_of_a_command_says_once_what_its_arguments_are(feddg):
+    for words in (("predict",), ("deploy", "register"), ("resume",)):
+        code, out, _ = feddg(*words, "--help")
+        assert code == 0
+        assert out.count("rguments:") == 1
+        assert "folder" in re.split(r"rguments:|Options:", out)[1]
+
+
 def test_every_flag_is_a_field_and_its_help_is_the_fields_description(subtests):
     for name in FLAGS:
         with subtests.test(name=name):
@@ -95,9 +103,9 @@ def test_types_and_bounds_are_the_fields():
 def test_defaults_are_told_from_presets():
     run = options("run")
     assert run["--seed"].show_default == "0"
-    assert run["--image-size"].show_default == "the preset's; of folders 160"
+    assert run["--image-size"].show_default == "the preset's; for folders 160"
     rate = Experiment(data="folder").train.lr
-    assert run["--lr"].show_default == f"the preset's; of folders {rate:g}"
+    assert run["--lr"].show_default == f"the preset's; for folders {rate:g}"
     for preset in ("digits", "pacs", "folder", "office_home", "iwildcam", "fedig"):
         chosen = Experiment(data="folder", preset=preset).model_dump()
         plain = leaves({part: chosen[part] for part in chosen if part not in ("method", "preset")})

@@ -169,14 +169,17 @@ def test_mistakes_are_named(subtests):
         ({"hold_out": "todo"}, "hold_out"),
         ({"settings": {"train.rouns": [1]}, "hold_out": ["ink"]}, "did you mean 'rounds'"),
         ({"hold_out": "lodo", "base": {"data": {"source": "folder"}}}, "needs the folder"),
-        ({"base": BASE | {"seed": 42}}, r"seed has no effect here; say seeds: \[42\]"),
-        ({"settings": {"seed": [1, 2]}}, r"seed has no effect here; say seeds: \[1, 2\]"),
-        ({"methods": [{"name": "fedavg", "experiment": {"seed": 1}}]}, r"say seeds: \[1\]"),
-        ({"base": BASE | {"method": "ridge"}}, r"method has no effect here; say methods: \[ridge"),
+        ({"base": BASE | {"seed": 42}}, r"seed has no effect here; write seeds: \[42\]"),
+        ({"settings": {"seed": [1, 2]}}, r"seed has no effect here; write seeds: \[1, 2\]"),
+        ({"methods": [{"name": "fedavg", "experiment": {"seed": 1}}]}, r"write seeds: \[1\]"),
+        (
+            {"base": BASE | {"method": "ridge"}},
+            r"method has no effect here; write methods: \[ridge",
+        ),
         ({"hold_out": ["ink", None]}, "hold_out has an empty item; name a domain"),
         ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
         ({"settings": {"train.lr": []}}, r"settings\.train\.lr: .*at least 1 item"),
-        ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
+        ({"settings": {"method": ["fedavg", "ridge"]}}, r"write methods: \[fedavg, ridge\]"),
         ({"settings": {"hold_out.test": [["ink"]]}}, "held out is a column"),
         ({"methods": [{"name": "fedavg", "experiment": {"hold_out": "ink"}}]}, "is a column"),
     ]:
@@ -194,7 +197,7 @@ def test_what_a_method_cannot_run_is_refused_before_the_first_run():
 
 
 def test_a_method_beside_the_methods_is_refused(tmp_path):
-    with pytest.raises(ExperimentError, match=r"say methods: \[ridge\]"):
+    with pytest.raises(ExperimentError, match=r"write methods: \[ridge\]"):
         compare(out=tmp_path / "out", method="ridge", data="digits", hold_out="ink")
     base = BASE | {"method": {"name": "fedprox", "mu": 2}}
     (cell,) = expand_plan(plan(base=base, methods="fedprox"))
@@ -262,53 +265,53 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
         (
             {"methods": [{"name": "fedavg", "experiment": {"train": {"lr": 0.5}}}]}
             | {"settings": {"lr": [0.1, 0.01]}},
-            "train.lr is said by settings lr and by fedavg",
+            "train.lr is set both by settings lr and by fedavg",
         ),
         (
             {"methods": [{"name": "fedprox", "mu": 0.007}], "settings": {"method.mu": [0.1, 1]}},
-            "method.settings.mu is said by settings method.mu and by fedprox",
+            "method.settings.mu is set both by settings method.mu and by fedprox",
         ),
         (
             {"heterogeneity": [0, 1], "settings": {"clients.heterogeneity": [0.3]}},
-            "clients.heterogeneity is said by heterogeneity and by settings clients.heter",
+            "clients.heterogeneity is set both by heterogeneity and by settings clients.heter",
         ),
         (
             {"settings": {"lr": [1], "train.lr": [0.3]}},
-            "said by settings lr and by settings train.l",
+            "set both by settings lr and by settings train.l",
         ),
         (
             {"settings": {"train.lr": [1]}, "tune": {"settings": {"train.lr": [0.3, 0.4]}}},
-            "train.lr is said by settings train.lr and by tune",
+            "train.lr is set both by settings train.lr and by tune",
         ),
         (
             {"clients": [5], "hold_out": None}
             | {"data": [{"name": "digits", "experiment": {"clients": {"number": 3}}}]},
-            "clients.number is said by clients and by data digits",
+            "clients.number is set both by clients and by data digits",
         ),
-        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "said by budgets and by settings"),
+        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "both by budgets and by settings"),
         (
             {"methods": [{"name": "fedavg", "experiment": {"lr": 0.5}}], "hold_out": None}
             | {"data": ["emoji", {"name": "digits", "experiment": {"train": {"lr": 0.1}}}]},
-            "train.lr is said by data digits and by fedavg",
+            "train.lr is set both by data digits and by fedavg",
         ),
         (
             {"data": [{"name": "digits", "id_val": 0.1}], "hold_out": None}
             | {"tune": {"settings": {"data.id_val": [0.1, 0.2]}}},
-            "data.id_val is said by data digits and by tune",
+            "data.id_val is set both by data digits and by tune",
         ),
-        ({"settings": {"device": ["cpu", "cuda"]}}, "device is said by settings device, but runs"),
+        ({"settings": {"device": ["cpu", "cuda"]}}, "device is set in settings device, but runs"),
         (
             {"methods": [{"name": "fedavg", "experiment": {"name": "mine"}}]},
-            "name is said by fedavg, but runs",
+            "name is set in fedavg, but runs",
         ),
         (
             {"methods": [{"name": "fedavg", "experiment": {"method": "pardon"}}]},
-            "fedavg says another method; add that one",
+            "fedavg names another method; add that one",
         ),
-        ({"tune": {"settings": {"method": ["ridge"]}}}, "tune says another method; add"),
+        ({"tune": {"settings": {"method": ["ridge"]}}}, "tune names another method; add"),
         (
             {"base": {"data": "digits", "evaluate": {"budgets": [5]}}, "budgets": [9]},
-            "evaluate.budgets is said by budgets and by base",
+            "evaluate.budgets is set both by budgets and by base",
         ),
         (
             {"base": {"data": "digits", "hold_out": {"val": "sketch"}}},
@@ -610,12 +613,12 @@ def test_values_are_tuned_on_each_data_set_alone():
     [
         (
             {"settings": {"train.lr": [1e-3, 1e-4]}, "tune": {"settings": {"train.lr": [0.1]}}},
-            "train.lr is said by settings train.lr and by tune",
+            "train.lr is set both by settings train.lr and by tune",
         ),
         (
             {"settings": {"rounds": [5, 10]}, "tune": {"settings": {"train.lr": [0.1]}}}
             | {"methods": [{"name": "fedprox", "experiment": {"train": {"rounds": 20}}}]},
-            "train.rounds is said by settings rounds and by fedprox",
+            "train.rounds is set both by settings rounds and by fedprox",
         ),
     ],
 )

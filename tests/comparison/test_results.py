@@ -542,9 +542,9 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
     other = tmp_path / "notes.md"
     other.write_text("mine")
     for arguments, fault in (
-        ((path, "--out", other), "notes.md is there already and is not overwritten"),
-        ((path, "--out", path), "kept.csv is there already and is not overwritten"),
-        ((path, "--tables", tmp_path / "t"), "only --out is for it"),
+        ((path, "--out", other), "notes.md already exists and is not overwritten"),
+        ((path, "--out", path), "kept.csv already exists and is not overwritten"),
+        ((path, "--tables", tmp_path / "t"), "only --out applies to it"),
         ((other,), "is no results file"),
         ((path, "--out", tmp_path), "Cannot read"),
     ):
@@ -557,7 +557,7 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
 def test_two_results_for_a_cell_are_refused_where_tables_would_mix_them(tmp_path):
     text = HEADS + GOOD + GOOD.replace("0123abcd", "deadbeef")
     path = results_file(tmp_path, text=text)
-    with pytest.raises(RunError, match=r"kept\.csv: fedavg, sketch, seed 0 is there twice"):
+    with pytest.raises(RunError, match=r"kept\.csv: fedavg, sketch, seed 0 appears twice"):
         Results.read(path)
 
 

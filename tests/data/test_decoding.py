@@ -468,7 +468,7 @@ def test_more_bands_than_pillow_knows(tmp_path):
     path = tiff(tmp_path / "eight.tif", values, planarconfig="contig")
     with pytest.raises(UnusableImageError, match=r"8 bands: choose three with data\.bands"):
         decode_image(path, SIDE)
-    with pytest.raises(UnusableImageError, match=r"8 bands, and data\.bands asks for 9"):
+    with pytest.raises(UnusableImageError, match=r"8 bands, but data\.bands asks for 9"):
         decode_image(path, SIDE, reading=Reading(bands=(9, 1, 2)))
     found = decode_image(path, SIDE, reading=Reading(bands=(5, 3, 2)))
     expected = values[:, :, [4, 2, 1]]

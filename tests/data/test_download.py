@@ -86,7 +86,7 @@ def test_a_later_call_goes_on_where_an_earlier_one_gave_up(
 ) -> None:
     server.cuts[:] = [CUT, 0, 0]
     monkeypatch.setattr(module, "ATTEMPTS", 2)
-    with pytest.raises(DataError, match=rf"{CUT:,} bytes have come; the same command goes on"):
+    with pytest.raises(DataError, match=rf"{CUT:,} bytes have arrived; the same command continues"):
         download(published(server), tmp_path, silent)
     path, _ = download(published(server), tmp_path, silent)
     assert path.read_bytes() == CONTENT
@@ -184,7 +184,7 @@ def test_a_file_that_is_there_is_compared_and_not_asked_for(server: Served, tmp_
     download(published(server), tmp_path, silent)
     assert server.asked == []
     (tmp_path / "images.zip").write_bytes(CONTENT[1:])
-    with pytest.raises(DataError, match=r"images.zip is there already"):
+    with pytest.raises(DataError, match=r"images.zip already exists"):
         download(published(server), tmp_path, silent)
     assert (tmp_path / "images.zip").read_bytes() == CONTENT[1:], "a user's file was deleted"
     assert server.asked == []
@@ -249,7 +249,7 @@ def test_a_file_too_large_for_the_disk_is_not_begun(
     with pytest.raises(DataError, match="to spare"):
         download(published(server), tmp_path, silent)
     server.length = False
-    with pytest.raises(DataError, match="more than it said"):
+    with pytest.raises(DataError, match="more than it announced"):
         download(published(server), tmp_path, silent)
 
 
@@ -331,7 +331,7 @@ def test_the_rest_of_the_folder_stays(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "out/VLCS").mkdir(parents=True)
-    with pytest.raises(DataError, match="VLCS is there already"):
+    with pytest.raises(DataError, match="VLCS already exists"):
         unpack(zipped(tmp_path / "a.zip", {"A/1": b"", **FILES}), tmp_path / "out", silent)
     assert read(tmp_path / "out") == {}
 

@@ -304,7 +304,7 @@ def test_a_listing_leads_to_no_other_folder(hub: Hub, tmp_path: Path) -> None:
 def test_folders_that_are_there_are_left_alone(hub: Hub, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs PyArrow (feddg[parquet])")
     (tmp_path / "photo").mkdir()
-    with pytest.raises(DataError, match="photo is there already"):
+    with pytest.raises(DataError, match="photo already exists"):
         get("pacs", tmp_path)
     assert hub.asked == []
 

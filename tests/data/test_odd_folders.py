@@ -405,7 +405,7 @@ CASES = [
         "bands that are not there",
         _folders(),
         STOPS,
-        "3 bands, and data.bands asks for 4",
+        "3 bands, but data.bands asks for 4",
         {"bands": [4, 3, 2]},
     ),
     Case(PIXELS, "floating-point numbers", _floats("north/cat/a.tif"), WARNS, "range: percentile"),

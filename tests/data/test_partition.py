@@ -622,5 +622,5 @@ def test_another_packages_rule_decides_alone(monkeypatch):
     assert found.owners.tolist() == [0, 1, 2, 0, 1, 2, 0]
     with pytest.raises(DataError, match="turns leaves client 1 without training images"):
         partition(np.zeros(7, int), np.zeros(7, int), 3, scheme="turns", seed=0)
-    with pytest.raises(ExperimentError, match=r"turns decides by itself.*leave out quantity"):
+    with pytest.raises(ExperimentError, match=r"turns already decides.*leave out quantity"):
         rules_of("turns", {"quantity_alpha": 1.0})

@@ -110,7 +110,7 @@ def test_neither_run_nor_site_can_leave_the_cache_folder(subtests):
             with pytest.raises(ClientError, match="run"):
                 Request.read(Payload({"run": name}))
             for images in ({"images": "/x"}, {"program": "a:b"}):
-                with pytest.raises(FeddgError, match="use letters, digits"):
+                with pytest.raises(FeddgError, match="use only letters, digits"):
                     SiteConfig.read({"site": name, **images})
 
 
@@ -239,7 +239,7 @@ def test_domains_that_are_left_out_are_not_opened_at_a_site(images, tmp_path):
 
 def test_what_sites_cannot_do_is_said_before_round_1(tmp_path):
     own = {"data": {"source": "digits", "id_val": 0, "id_test": 0}}
-    none_aside, all_images = "sites set no validation images aside", "leave data.split_file out"
+    none_aside, all_images = "sites have no validation images", "leave data.split_file out"
     for more, words in (
         ({"evaluate": {"decision": "3"}}, none_aside),
         ({"train": {"select_every": 2}}, none_aside),

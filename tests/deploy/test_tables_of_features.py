@@ -132,7 +132,7 @@ def test_a_test_table_with_other_columns_is_refused_and_names_are_kept(tables):
 def test_an_app_of_tables_says_how_wide_they_are_and_a_site_is_checked(tables):
     file = tables / "experiment.yaml"
     file.write_text(experiment("fedavg", features=None).to_yaml())
-    with pytest.raises(ExperimentError, match=r"set data\.features to the number in a row"):
+    with pytest.raises(ExperimentError, match=r"set data\.features to their number in a row"):
         write_app(tables / "app", file, SITES)
     file.write_text(experiment("fedavg").to_yaml())
     write_app(tables / "app", file, SITES, test=str(tables / "rome.csv"))

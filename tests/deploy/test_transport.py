@@ -289,7 +289,7 @@ def test_all_sites_failing_fails_the_run_and_a_restart_gives_the_undisturbed_bit
         lambda: run(deployment.chosen, deployment.path.parent, report=False),
         lambda: resume(deployment.path, workers=2),
     ):
-        with pytest.raises(RunError, match="is a deployment's, whose sites have the images"):
+        with pytest.raises(RunError, match="is a deployment's run, whose images are at the sites"):
             go_on()
     assert "0 good updates" in read_run(deployment.path).error
     grid.fail = lambda site, message: False

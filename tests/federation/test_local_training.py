@@ -280,7 +280,10 @@ def test_a_resumed_run_has_spent_the_steps_of_both_parts(method, dearest, tmp_pa
         ({"method": "fedprox"}, "trains in its own way"),
         ({"model": {"backbone": "cnn", "normalization": "train"}}, "choose model.backbone cnn_gn"),
         ({"train": {"rounds": 2, "local_steps": 3}}, "set train.local_epochs"),
-        ({"data": FIELDS["data"] | {"tile": 16}}, "record_epsilon is for one image, and data.tile"),
+        (
+            {"data": FIELDS["data"] | {"tile": 16}},
+            "record_epsilon protects one image, but data.tile",
+        ),
         ({"train": {"rounds": 2, "class_weights": "balanced"}}, "set it to none"),
     ],
 )
@@ -293,7 +296,7 @@ def test_what_mixes_images_is_refused(change, words):
 def test_a_style_of_tiles_hides_a_client_and_no_image():
     tiled = {**FIELDS, "method": "pardon", "data": FIELDS["data"] | {"tile": 16}}
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4})
-    with pytest.raises(ExperimentError, match=r"style_epsilon is for one image, and data\.tile"):
+    with pytest.raises(ExperimentError, match=r"style_epsilon protects one image, but data\.tile"):
         build_defences(experiment, *build(experiment, 10))
     experiment = Experiment(**tiled, privacy={"style_epsilon": 4, "style_unit": "client"})
     assert "for a client" in build_defences(experiment, *build(experiment, 10)).diagnostics[0].text

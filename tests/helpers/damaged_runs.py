@@ -109,7 +109,7 @@ def opened(make: Callable[[Path], Path]) -> Callable[[Place], None]:
     return play
 
 
-NO_OTHER = r".*The run cannot go on without it; delete .* to start again\."
+NO_OTHER = r".*The run cannot continue without it; delete .* to start again\."
 AS_AT_FIRST = "Some classes have fewer than 20 images"
 BAD_INDEX = r"checkpoint\.json is damaged" + NO_OTHER
 LAST, MEMORY = f"checkpoint/state-{ROUNDS}.safetensors", f"checkpoint/memory-0-{ROUNDS}.safetensors"

@@ -121,7 +121,7 @@ def test_what_a_part_wants_of_training_is_not_for_a_method_of_one_round(name):
 
 
 def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
-    with pytest.raises(ExperimentError, match=r"ccst\+jigen: stylized: on_the_fly goes with"):
+    with pytest.raises(ExperimentError, match=r"ccst\+jigen: stylized: on_the_fly needs"):
         build_method("ccst+jigen", {"stylized": "on_the_fly"})
     assert build_method("ccst+jigen", {"variant": "pardon"}).settings.strength == 0.5
     with pytest.raises(ExperimentError, match="did you mean 'jigsaw_weight'"):

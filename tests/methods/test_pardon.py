@@ -473,9 +473,9 @@ def test_bytes_cannot_keep_released_copies_and_the_settings_of_the_code_come_alo
     assert (settings.stylized, settings.content_variance) == ("on_the_fly", "n-1")
     own = build_method("pardon", {"stylization": "released", "style_layer": "output"}).settings
     assert own.style_layer == "output"
-    with pytest.raises(ExperimentError, match="stylization: released goes with stylized: on_the"):
+    with pytest.raises(ExperimentError, match="stylization: released needs stylized: on_the"):
         build_method("pardon", {"stylization": "released", "stylized": "cached"})
-    with pytest.raises(ExperimentError, match="as does stylization: released"):
+    with pytest.raises(ExperimentError, match="and so does stylization: released"):
         build_method("ccst", {"stylization": "released"})
 
 

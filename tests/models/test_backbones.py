@@ -114,9 +114,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
     for name, content in (("t.pth", b"hello"), ("t.safetensors", b"hello"), ("e.pth", b"")):
         (tmp_path / name).write_bytes(content)
         kind = "safetensors file" if name.endswith("rs") else "state dict"
-        said = (
-            rf"{name} is not a plain {kind}: .*; save model.state_dict\(\) alone, .*another file$"
-        )
+        said = rf"{name} is not a plain {kind}: .*; save only model.state_dict\(\), .*another file$"
         with pytest.raises(WeightsError, match=said):
             build_network("cnn", 7, weights=str(tmp_path / name))
 

@@ -147,12 +147,12 @@ def test_a_model_of_features_is_not_offered_as_one_of_images(tmp_path, cache):
         assert f"`feddg predict {named} features.csv --out labels.csv`" in card
         for word in ("pixels", "Resize first", "feddg serve", "--onnx", "images/", "image-class"):
             assert word not in card
-    with pytest.raises(RunError, match="takes features, no images"):
+    with pytest.raises(RunError, match="takes features, not images"):
         export_run(folder, tmp_path / "model.pt2", "torch")
     export_run(folder, tmp_path / "model.safetensors", "safetensors")
     assert "RGB" not in (tmp_path / "model.safetensors.md").read_text("utf-8")
     served = CliRunner().invoke(app, ["serve", str(folder)])
-    assert "takes features, no images: use feddg predict" in str(served.exception)
+    assert "takes features, not images: use feddg predict" in str(served.exception)
 
 
 def test_names_of_classes_and_domains_are_text_in_a_card(run_of, tmp_path):

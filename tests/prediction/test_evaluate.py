@@ -266,8 +266,8 @@ def test_an_option_of_a_decision_does_something_or_is_refused(
     assert json.loads(done.stdout)["decision"]["reached"] == 0.8
     assert not (averaged / "adaptation.jsonl").exists()
     for options, words in [
-        (["--sensitivity", ".9"], "decides about no class: name one, with --decision CLASS"),
-        (["--prevalence", ".1"], "decides about no class"),
+        (["--sensitivity", ".9"], "has no decision: name a class with --decision CLASS"),
+        (["--prevalence", ".1"], "has no decision"),
         (["--decision", "3", "--specificity", ".95", "--sensitivity", ".9"], "leave one of them"),
         (["--decision", "3", "--specificity", "1"], "evaluate: specificity: Input should be less"),
     ]:

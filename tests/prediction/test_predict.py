@@ -353,7 +353,7 @@ def test_a_threshold_cuts_only_the_model_that_it_was_chosen_for(
     file.write_text(json.dumps({"decision": content["decision"]}))
     refused("has no threshold for 3 of this model", decision="3")
     file.unlink()
-    refused("decides about no class: name one, with --decision CLASS", threshold=0.5)
+    refused("has no decision: name a class with --decision CLASS", threshold=0.5)
 
 
 def test_a_round_chosen_by_validation_is_the_final_one_where_it_is_the_last(

@@ -103,7 +103,7 @@ def test_other_weights_are_refused(folder: Path) -> None:
     content = bytearray((folder / WEIGHTS).read_bytes())
     content[-1] ^= 1
     (folder / WEIGHTS).write_bytes(content)
-    refused(folder, "is not the file that config.json speaks of: its SHA-256")
+    refused(folder, "is not the file that config.json names: its SHA-256")
     (folder / WEIGHTS).unlink()
     refused(folder, "Cannot read .*model.safetensors")
 

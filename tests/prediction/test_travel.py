@@ -131,7 +131,7 @@ def test_a_network_from_scratch_has_no_site_to_rest_on(finished, cache, sketches
 
 
 def test_runs_of_another_kind_do_not_stand_beside(finished, cache, sketches, ridge):
-    with pytest.raises(RunError, match="another method or knows other classes"):
+    with pytest.raises(RunError, match="another method or other classes"):
         travel(finished, sketches[0], beside=[ridge], cache=cache)
 
 

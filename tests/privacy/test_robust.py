@@ -346,7 +346,7 @@ def test_sums_of_images_have_no_robust_mean(subtests):
                 data="digits", hold_out="sketch", clients=10, method="ridge", defences=defence
             )
             with pytest.raises(
-                ExperimentError, match=f"{defence} does not go with ridge: .* sums over"
+                ExperimentError, match=f"{defence} cannot be combined with ridge: .* sums over"
             ):
                 build_defences(chosen, *build(chosen, 10))
 

@@ -343,8 +343,8 @@ def refused(method="fedavg", **fields):
 
 def test_what_it_does_not_go_with_is_refused_before_round_1(subtests):
     for fields, words in [
-        ({"method": "feddg-ga"}, "secure_aggregation does not go with feddg-ga: answer"),
-        ({"method": "fpl"}, "does not go with fpl: update/fpl"),
+        ({"method": "feddg-ga"}, "secure_aggregation cannot be combined with feddg-ga: answer"),
+        ({"method": "fpl"}, "cannot be combined with fpl: update/fpl"),
         ({"method": "fedgma"}, "own 'aggregate'.*nothing but their sum"),
         ({"method": "pardon"}, "statistics/style .* would see of each client"),
         ({"defences": ["secure_aggregation", "median"]}, "exclude each other: median looks at"),

@@ -431,10 +431,10 @@ def test_the_registry_of_metrics_is_the_one_list_that_select_by_takes_from():
         assert made.evaluate.select_by == name
     with pytest.raises(ExperimentError, match=r"select_by: unknown metric 'aurok' .*'auroc'"):
         Experiment(data="digits", hold_out="sketch", evaluate={"select_by": "aurok"})
-    with pytest.raises(ExperimentError, match="largest_class_share says how images are"):
+    with pytest.raises(ExperimentError, match="largest_class_share describes the images"):
         Experiment(data="digits", hold_out="s", evaluate={"select_by": "largest_class_share"})
     pooled = {"select_by": "macro_f1", "select_over": "pooled"}
-    with pytest.raises(ExperimentError, match="macro_f1 is not pooled while a run goes on"):
+    with pytest.raises(ExperimentError, match="macro_f1 is not pooled during a run"):
         Experiment(data="digits", hold_out="sketch", evaluate=pooled)
     over = EvaluateSettings.model_fields["select_over"].annotation
     assert set(get_args(over)) == set(AGGREGATES)

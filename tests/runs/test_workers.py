@@ -149,7 +149,7 @@ def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_
 
 
 def test_workers_share_the_gpus(monkeypatch):
-    with pytest.raises(ExperimentError, match="no GPU here; say --workers"):
+    with pytest.raises(ExperimentError, match="no GPU here; use --workers"):
         resume("run", device="all")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     device, count = workers.placed("all", None)

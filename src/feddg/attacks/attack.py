@@ -93,14 +93,14 @@ class AttackSettings:
 
     Attributes:
         public: folders of images that the server has, searched at any depth.
-        entry: what is attacked: an entry's key or name, ``statistics``, or None for all.
+        entry: what is attacked: a message entry by key or name, or ``statistics``; by default all.
         client: id of the malicious client; by default the one with most images.
         most_public: largest number of images of ``public``, or of the malicious client, to use.
         targets: number of true images to compare reconstructions with.
-        steps: training steps of the generator; 0 runs only the linear attack.
+        steps: training steps of the generator; 0 for the linear attack alone.
         batch_sizes: numbers of images per update.
-        updates: number of updates to attack per batch size.
-        iterations: steps of the search for the images of an update.
+        updates: number of updates to attack for each batch size.
+        iterations: steps of the search for an update's images.
         optimizer: optimizer of the client's one step: the run's own, or plain SGD.
         membership: size of the membership attack.
         seed: seed of all random draws.
@@ -169,8 +169,8 @@ def attack_run(
     loaded = load_finished_run(path, cache_folder(cache), progress)
     if loaded.settings.data.features is not None and kind != "membership":
         raise ExperimentError(
-            f"a table of features has no images that --kind {kind} could draw; --kind membership "
-            "attacks it"
+            f"a table of features has no images for --kind {kind} to reconstruct; --kind "
+            "membership can attack it"
         )
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
@@ -263,8 +263,8 @@ def _known_images(
         return client.images()[:most].contiguous(), client.labels[:most]
     if not chosen.public:
         raise DataError(
-            "the server's attack learns on public images: name a folder of them, --public "
-            "FOLDER (any photographs; none of the run's)"
+            "the server's attack learns from public images: name a folder of them, --public "
+            "FOLDER (any photographs that are not the run's)"
         )
     images = load_public(chosen.public, loaded.settings.data.image_size, most)
     return images, senders.labels(images)

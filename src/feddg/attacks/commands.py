@@ -16,7 +16,7 @@ FUNCTIONS = {"attack": "attack"}
 
 @app.callback()
 def privacy() -> None:
-    """Attack a finished run: what do its messages give away?"""
+    """Find out what a run's messages reveal."""
 
 
 @app.command("attack", cls=OptionsCommand)
@@ -32,19 +32,19 @@ def attack(
     kind: Annotated[
         str,
         typer.Option(
-            help="server: what the server (or whoever reads its messages) draws from styles, "
-            "spectra, prototypes; client: what a malicious client draws from what it receives; "
-            "update: gradient inversion of single updates; membership: whose images they were"
+            help="server: reconstruct images from styles, spectra, prototypes sent to the server; "
+            "client: from what a malicious client receives; update: by gradient inversion of "
+            "single updates; membership: find out whether an image was a client's"
         ),
     ],
     batch_sizes: Annotated[
-        str, typer.Option(help="update: images behind an update, as 1,4,32")
+        str, typer.Option(help="update: numbers of images behind an update: 1,4,32")
     ] = "1,4",
     as_json: JsonOption = False,
 ) -> None:
-    """Attack a finished run: what do its messages give away?
+    """Attack a complete run, to see what its messages reveal.
 
-    The results are kept in its attacks.jsonl, pictures in its figures.
+    The results are kept in the run's attacks.jsonl, pictures in its folder figures.
     """
     from feddg.attacks.attack import AttackSettings, attack_run
     from feddg.attacks.attack import attack as attack_and_show

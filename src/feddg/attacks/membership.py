@@ -67,7 +67,7 @@ def membership(
     """
     hidden = senders.hides_training
     if hidden and not entries:
-        raise RunError(f"{hidden}, and nothing beside them: membership has nothing to read")
+        raise RunError(f"{hidden}, and nothing else: the membership attack has nothing to read")
     victims = list(victims_of(senders, effort, seed))
     if not victims:
         raise RunError(

@@ -467,8 +467,8 @@ def _received(
     )
     if received is None:
         raise RunError(
-            f"clients receive nothing of what is sent as {entry.key}: there is nothing that a "
-            "malicious client could draw from; `--kind server` attacks what the server sees"
+            f"clients receive nothing of what is sent as {entry.key}: a malicious client has "
+            "nothing to reconstruct images from; `--kind server` attacks what the server sees"
         )
     real = senders.real(entry, [attacker]).get(attacker)
     theirs = received if real is None else received[~_among(received, real)]

@@ -442,9 +442,9 @@ class MembershipEffort:
     """The size of the membership attack.
 
     Attributes:
-        clients: number of attacked clients.
+        clients: number of attacked clients, for membership.
         images: members, and others, per client.
-        shadows: shadow clients per client.
+        shadows: number of shadow clients for each of them.
     """
 
     clients: int = 8

@@ -10,11 +10,11 @@ plans. Heavy imports wait until a command needs them.
 import logging
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 from feddg.cli import data, run
 from feddg.errors import FeddgError
@@ -79,11 +79,21 @@ def _loaded(entry: "EntryPoint") -> click.Command:
         raise FeddgError(f"{place} cannot be loaded: {error}") from error
 
 
+class _Argument(TyperArgument):
+    """An argument that keeps its help, which click sets anew and Typer does not pass on to it."""
+
+    def __init__(self, *, help: str | None = None, **given: Any) -> None:
+        super().__init__(**given)
+        self.help = help
+
+
+typer.main.TyperArgument = _Argument  # type: ignore[misc]
+typer.core.TyperCommand.format_arguments = lambda *_: None  # Typer lists them among the options
 typer.core.HAS_RICH = False  # boxes around help take as long as all the rest of `feddg --help`
 app = typer.Typer(
     name="feddg",
     cls=_Grouped,
-    help="Federated domain generalization: train together, recognise a domain nobody trained on.",
+    help="Federated domain generalization: train together for a domain that nobody has seen.",
     no_args_is_help=True,
     suggest_commands=False,  # click does
     pretty_exceptions_enable=False,
@@ -112,7 +122,7 @@ def _options(
             "--version",
             callback=_say_version,
             is_eager=True,
-            help="say which version this is, and on what it runs",
+            help="print the versions of feddg, PyTorch and Python",
         ),
     ] = False,
 ) -> None: ...

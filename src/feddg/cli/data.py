@@ -19,7 +19,7 @@ from feddg.options import (
 
 app = typer.Typer(
     name="data",
-    help="Get images, and look at them before training.",
+    help="Download data sets, and check images before training.",
     no_args_is_help=True,
     suggest_commands=False,
     rich_help_panel="Look around",
@@ -30,16 +30,16 @@ app = typer.Typer(
 @options_of("feddg.data.download:get_data_set", "keep source=from revision")
 def get_data(
     options: dict[str, Any],
-    name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
-    root: Annotated[Path | None, typer.Option(help="the folder it goes to")] = None,
+    name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md lists them")],
+    root: Annotated[Path | None, typer.Option(help="folder to download it to")] = None,
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="you have read its licence and accept it")
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Download a published data set, once its licence is accepted.
+    """Download a published data set, once you have accepted its licence.
 
-    A download that was interrupted goes on.
+    An interrupted download continues.
     """
     from feddg.data.data_set import DATA_SETS
     from feddg.data.download import about, get_data_set
@@ -80,9 +80,9 @@ def inspect_data(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Count images per domain and class, and find bad files.
+    """Count images by domain and class, and find unusable files.
 
-    Shows what each client would hold, too. Ends with 1 if no run could start on these images.
+    Also shows what each client would hold. The exit status is 1 if no run could start.
     """
     from feddg.progress import working
     from feddg.runs import inspection

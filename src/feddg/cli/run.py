@@ -29,10 +29,10 @@ from feddg.options import (
 from feddg.options import seeds as read_seeds
 
 app = typer.Typer()
-PLAN = "plan file (YAML), or a paper's, as pardon/table1_pacs"
+PLAN = "plan file (YAML), or a table of a paper, such as pardon/table1_pacs"
 SeedsOption = Annotated[
     str | None,
-    typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),
+    typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9 (7, for seed 7 alone)"),
 ]
 
 
@@ -46,9 +46,9 @@ def demo(
     seeds: SeedsOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare training alone and together: offline, two minutes.
+    """Compare training alone with training together: offline, two minutes.
 
-    On emoji in four styles, each of which is unseen once.
+    On emoji in four styles, each of which is held out once.
     """
     from feddg.progress import watcher
 
@@ -70,7 +70,7 @@ def run(
     experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
     snapshots: Annotated[
         str | None,
-        typer.Option(help="rounds whose model is kept in the run's `snapshots`: 1,10,50"),
+        typer.Option(help="rounds whose models are kept in the run's folder `snapshots`: 1,10,50"),
     ] = None,
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
@@ -79,12 +79,12 @@ def run(
 ) -> None:
     """Run an experiment: from a file, from flags, or both.
 
-    The run's folder holds everything about it. The same experiment is never run twice: a finished
-    one is shown, an interrupted one continues.
+    Everything about the run is kept in its folder. The same experiment is never run twice: if it
+    is complete, its results are shown; if it was interrupted, it continues.
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     for name in overrides.keys() & inspect.signature(api.run).parameters.keys():
-        raise ExperimentError(f"--set {name}: an experiment has no such field; it is a flag")
+        raise ExperimentError(f"--set {name}: an experiment has no such field; use the option")
     if dry_run:
         from feddg.cli.output import show_preview
         from feddg.runs.beforehand import preview
@@ -110,18 +110,19 @@ def compare(
     plan: Annotated[Path | None, typer.Argument(help=PLAN)] = None,
     seeds: SeedsOption = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="processes at once; on a GPU several, otherwise 1")
+        int | None, typer.Option(min=1, help="runs at once; by default several on a GPU, else 1")
     ] = None,
     dry_run: DryRunOption = False,
     tracked: TrackOption = None,
     launcher_option: Annotated[
-        list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
+        list[str] | None, typer.Option(help="an option of the launcher: partition=gpu")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Run methods over held-out domains and seeds; write a report.
+    """Compare methods over held-out domains and seeds, and write a report.
 
-    Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
+    You can stop it and give the same command again: complete runs are kept, interrupted ones
+    continue.
     """
     from feddg.cli.output import print_missing
     from feddg.progress import watcher
@@ -156,7 +157,7 @@ def resume(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Continue an interrupted run after its last round."""
+    """Continue an interrupted run after the last completed round."""
     from feddg.progress import observer
 
     with resumable():
@@ -167,25 +168,26 @@ def resume(
 @app.command(rich_help_panel="Further")
 def forget(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
-    client: Annotated[int, typer.Option(help="the site that withdraws, by its id")],
+    client: Annotated[int, typer.Option(help="id of the site that withdraws")],
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Remove a site that withdraws from a finished run's model.
+    """Remove a site's data from the model of a complete run.
 
-    Exactly, of a classifier in closed form (ridge); a network that was trained cannot forget.
+    This is exact, and possible only for a classifier in closed form (ridge), not for a network
+    that was trained.
     """
     from feddg.progress import observer
     from feddg.runs.execute import forget as forgotten
 
     done = forgotten(folder, client, observer=observer(quiet, verbose))
-    typer.echo(f"client {client} has no part in this model any more")
+    typer.echo(f"client {client} no longer has a part in this model")
     show("print_results", done)
 
 
 @app.command(rich_help_panel="Look around")
 def methods(as_json: JsonOption = False) -> None:
-    """List the methods: names, aliases, one line each."""
+    """List the methods, with a line about each."""
     from feddg.methods import base
 
     if as_json:

@@ -555,8 +555,8 @@ def expand_plan(plan: Plan) -> list[Cell]:
         if place in taken:
             heading = ", ".join((cell.column, *further))
             raise ExperimentError(
-                f"plan: two columns are called {heading!r}: list each once, name data sets apart, "
-                "and let numbers differ in six digits"
+                f"plan: two columns are called {heading!r}: list each once, give data sets "
+                "different names, and let numbers differ within six digits"
             )
         taken.add(place)
     return cells
@@ -573,7 +573,7 @@ def _check_axes(plan: Plan) -> None:
     for part, fields in parts.items():
         for field in fields:
             if said.setdefault(field, part) != part:
-                raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
+                raise ExperimentError(f"plan: {field} is set both by {said[field]} and by {part}")
     of_data = {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     own = {variant.name: {*variant.said} for variant in plan.methods}
     tried = plan.tune.settings if plan.tune else {}
@@ -581,12 +581,12 @@ def _check_axes(plan: Plan) -> None:
     for name, fields in (parts | of_data | own).items():
         for field in NOT_IDENTITY & fields:
             raise ExperimentError(
-                f"plan: {field} is said by {name}, but runs that differ in it alone are one: "
-                "leave it out there, or say it in base for all"
+                f"plan: {field} is set in {name}, but runs that differ only in it are the same "
+                "run: leave it out there, or set it in base for all"
             )
         if name in own and "method.name" in fields:
             raise ExperimentError(
-                f"plan: {name} says another method; add that one to the plan's methods"
+                f"plan: {name} names another method; add that one to the plan's methods"
             )
     if plan.budgets:  # all else in base is for what says nothing of it
         own["base"] = {*leaves(expand(plan.base))} & {"evaluate.budgets"}
@@ -599,8 +599,8 @@ def _check_axes(plan: Plan) -> None:
             for field, other in itertools.product(first[part], second[name]):
                 if _meet(field, other) and (part, field) not in kept:
                     raise ExperimentError(
-                        f"plan: {field} is said by {part} and by {name}, and one of them would be "
-                        "lost: leave it out there"
+                        f"plan: {field} is set both by {part} and by {name}, and one value would "
+                        "be lost: leave it out there"
                     )
 
 
@@ -756,7 +756,7 @@ def _check_fields(plan: Plan) -> None:
         unused.append(("method", [named]))
     for name, values in unused:
         asked = ", ".join(map(str, values))
-        raise ExperimentError(f"plan: {name} has no effect here; say {name}s: [{asked}]")
+        raise ExperimentError(f"plan: {name} has no effect here; write {name}s: [{asked}]")
     fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
     axes = [s.removeprefix("method.") for s in plan.settings if s.startswith("method.")]
     for name in [*axes, *base.get("method", {}).get("settings", {})]:
@@ -773,7 +773,7 @@ def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
     source = str(data.get("source", "folder"))
     if plan.hold_out and base.get("hold_out"):
         raise ExperimentError(
-            "plan: hold_out is said in the plan and in its base; leave it out of the base"
+            "plan: hold_out is set both in the plan and in its base; leave it out of the base"
         )
     if not plan.hold_out:
         hold_out = _written(base.get("hold_out") or {}, data)

@@ -148,8 +148,8 @@ class Results:
             there = by_place.setdefault(row.place, row)
             if there is not row:
                 raise RunError(
-                    f"{name}: {row.method}, {row.heading}, seed {row.seed} is "
-                    f"there twice, as {there.experiment} and as {row.experiment}; keep one"
+                    f"{name}: {row.method}, {row.heading}, seed {row.seed} appears twice, as "
+                    f"{there.experiment} and as {row.experiment}; keep one"
                 )
         if plan is None and len({row.budget is None for row in rows}) > 1:
             raise RunError(
@@ -479,7 +479,7 @@ def results_of(folders: Sequence[Path]) -> Results:
     if apart := parts.get(True):
         made = first_names([str(folder) for folder in apart])
         if len(apart) == len(folders):
-            raise RunError(f"each has a page of its own: {made}; name one")
+            raise RunError(f"each of these has a report of its own: {made}; name one of them")
         text = f"Left out, since `feddg compare` made them a page of their own: {made}."
         emit(note("comparison-left-out", text))
     alone = {folder.resolve(): folder for folder in parts.get(False, ())}

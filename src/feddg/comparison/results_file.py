@@ -347,7 +347,7 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
     """
     made, images = made_with(run), run.folder / IMAGES
     if is_file(images) and _IMAGES not in made[HASHES]:
-        raise RunError(f"{images} is damaged, so the images of the run are not known; run it anew")
+        raise RunError(f"{images} is damaged, so the run's images are not known; run it again")
     ended = {
         budget: run if budget is None else run.at(budget) for budget in cell.budgets or (None,)
     }
@@ -473,7 +473,7 @@ def find_rows(
         )
         if own:
             raise RunError(
-                f"{fault}put them back, or use --again to run them anew and replace them"
+                f"{fault}put them back, or use --again to run them again and replace them"
             )
         warn("other-files", f"{fault}they are not used.")
     return by_cell, [row for row, _ in changed] if own else []

@@ -149,7 +149,7 @@ def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
         if len(odd):
             raise DataError(
                 f"{table.paths[odd[0]]!r} is for {table.split[odd[0]]}, and another tile of the "
-                f"same image for {whole.split[image_of[odd[0]]]}: give all its tiles one role."
+                f"same image for {whole.split[image_of[odd[0]]]}: give all its tiles the same role."
             )
     return whole, image_of
 
@@ -460,7 +460,7 @@ def _choose(samples: Samples, bands: tuple[int, ...]) -> tuple[np.ndarray, np.nd
     if bands:
         if max(bands) > values.shape[2]:
             raise UnusableImageError(
-                f"it has {values.shape[2]} bands, and data.bands asks for {max(bands)}"
+                f"it has {values.shape[2]} bands, but data.bands asks for {max(bands)}"
             )
         return values[:, :, [band - 1 for band in bands]], None
     count = colours.shape[2]

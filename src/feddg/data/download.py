@@ -73,14 +73,14 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
             if wrong := _differs(part, file):
                 _forget(part)
                 raise DataError(
-                    f"What came from {file.address} is not what was published: {wrong}. It was "
+                    f"What {file.address} sent is not what was published: {wrong}. It was "
                     "deleted; try again, or look at the official page."
                 )
             part.replace(target)
             _forget(part)
         elif wrong := _differs(target, file):  # somebody put it there: it is not ours to delete
             raise DataError(
-                f"{target} is there already and is not what was published: {wrong}. Move it away "
+                f"{target} already exists and is not what was published: {wrong}. Move it away "
                 "or delete it, then try again."
             )
         return target, digest(target)
@@ -129,8 +129,8 @@ def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
             break
         time.sleep(min(PAUSE * 2**vain, _LONGEST_PAUSE))
     raise DataError(
-        f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have come; the same "
-        "command goes on from there."
+        f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have arrived; the same "
+        "command continues from there."
     )
 
 
@@ -157,10 +157,10 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
             return
         if code == 416 or (code == 206 and not sent.startswith(f"bytes {come}-")):
             _forget(part)
-            raise requests.ConnectionError("the server has another file now, or sent another part")
+            raise requests.ConnectionError("the server now has another file, or sent another part")
         if code not in (200, 206):
             raise DataError(
-                f"Cannot download {file.address}: the server says {code} {answer.reason}. Look at "
+                f"Cannot download {file.address}: the server says {code} {answer.reason}. Check on "
                 "the official page whether it has moved."
             )
         if code == 200:
@@ -201,7 +201,7 @@ def _write(
             for chunk in answer.iter_content(_CHUNK):
                 come += len(chunk)
                 if come > limit:
-                    raise DataError(f"{file.address} sends more than it said; it is stopped.")
+                    raise DataError(f"{file.address} sent more than it announced.")
                 opened.write(chunk)
                 if come >> 20 != (come - len(chunk)) >> 20 or come == total:
                     progress(f"downloading {file.name}, MB", come >> 20, total >> 20)
@@ -245,8 +245,7 @@ def _put(members: Iterable[_Member], archive: Path, folder: Path, progress: Prog
             for entry in entries:
                 if (folder / entry.name).exists():
                     raise DataError(
-                        f"{folder / entry.name} is there already; take it away, or name another "
-                        "root."
+                        f"{folder / entry.name} already exists; move it, or name another root."
                     )
             for entry in entries:
                 entry.rename(folder / entry.name)
@@ -401,8 +400,8 @@ def get_data_set(
         root: its folder, created if missing.
         progress: called with the progress so far.
         keep: whether to keep archives after they are unpacked.
-        revision: of the mirror; by default the definition's.
-        source: a folder with the mirror's Parquet files, obtained otherwise.
+        revision: the mirror's revision (a commit); by default the one that feddg names.
+        source: a folder with the mirror's Parquet files, obtained in another way.
 
     Returns:
         The SHA-256 of every file, by its name.
@@ -476,7 +475,7 @@ def _get_mirrored(
         return dict(received.files)
     for name in definition.domains:
         if (root / name).exists():
-            raise DataError(f"{root / name} is there already; take it away, or name another root.")
+            raise DataError(f"{root / name} already exists; move it, or name another root.")
     _check_case(definition, root)
     asked = commit = ""
     if source is None:

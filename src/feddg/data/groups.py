@@ -212,7 +212,7 @@ def partitioned_units(units: np.ndarray, scheme: str, dealing: Dealing) -> Parti
     if dealing.clients > len(first):
         raise DataError(
             f"{dealing.clients} clients cannot share {len(first)} groups of training images, which "
-            "are not to be split. Use fewer clients or smaller groups, or none (--group-by none)."
+            "must not be split. Use fewer clients, smaller groups, or none (--group-by none)."
         )
     counts = np.zeros((len(first), int(dealing.labels.max()) + 1), np.int64)
     np.add.at(counts, (unit_of, dealing.labels), 1)

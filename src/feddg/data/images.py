@@ -245,7 +245,7 @@ class ImageTable:
             return self
         remaining = [id for id in range(len(self.domain_names)) if id not in left_out]
         if not remaining:
-            raise DataError("Every domain is to be left out; leave one to train on.")
+            raise DataError("All domains are left out; leave one to train on.")
         table = self.take(np.flatnonzero(np.isin(self.domains, remaining)))
         return replace(
             table,

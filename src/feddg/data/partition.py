@@ -265,8 +265,8 @@ def rules_of(names: str, settings: Mapping[str, object]) -> dict[Kind, Partition
         whole = of_kind.pop("whole")
         other = next(iter(of_kind.values()))
         raise ExperimentError(
-            f"clients.partition: {whole.name} decides by itself who holds what; leave out "
-            f"{other.name}"
+            f"clients.partition: {whole.name} already decides which client holds which images; "
+            f"leave out {other.name}"
         )
     for rule in rules:
         if rule.setting is not None and settings.get(rule.setting) is None:
@@ -689,8 +689,8 @@ def _weights(dealing: Dealing) -> np.ndarray:
 def _holders(dealing: Dealing) -> np.ndarray:
     if dealing.holders is None:
         raise DataError(
-            "clients.partition client needs to know who holds each image, and these images do not "
-            "say: give a table with the column client (--data table), or choose another partition."
+            "clients.partition client needs to know which client holds each image: give a table "
+            "with the column client (--data table), or choose another partition."
         )
     return dealing.holders
 

@@ -49,7 +49,7 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
         role_of[path] = role
     paths, left_out = list(map(spelt, table.paths)), set(map(spelt, skipped))
     if len({*paths}) < len(paths):
-        raise DataError(f"Split file {csv_path}: some paths differ in the spelling only.")
+        raise DataError(f"Split file {csv_path}: some paths differ only in spelling.")
     for wrong, what in (
         (role_of.keys() - paths - left_out, "lists {} images that are not in the data"),
         ({*paths} - role_of.keys(), "does not list {} images of the data"),

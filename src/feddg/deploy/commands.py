@@ -19,7 +19,7 @@ from feddg.readers import function
 
 app = typer.Typer(
     name="deploy",
-    help="Run the federation across a network.",
+    help="Run a federation across a network.",
     no_args_is_help=True,
     suggest_commands=False,
     rich_help_panel="Between sites",
@@ -40,19 +40,19 @@ FUNCTIONS = {
 )
 def deploy_init(
     options: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(help="folder for the Flower app; must not hold one")],
+    folder: Annotated[Path, typer.Argument(help="folder for the Flower app; holds none yet")],
     experiment: Annotated[Path, typer.Option(help="experiment file (YAML)")],
-    site: Annotated[list[str], typer.Option(help="A site's name; once per site, in order")],
+    site: Annotated[list[str], typer.Option(help="a site's name; once for each site, in order")],
 ) -> None:
-    """Write a federation's app, and all that its sites need to start.
+    """Write a federation's Flower app, and everything its sites need.
 
-    That is a proxy, services, scripts that make keys, and the lines to type.
+    That includes a proxy, services, scripts that make keys, and the commands to type.
     """
     function("write_app")(folder, experiment, site, **options)
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
-DeploymentArgument = Annotated[Path, typer.Argument(help="what `feddg deploy init` wrote")]
+DeploymentArgument = Annotated[Path, typer.Argument(help="folder that `feddg deploy init` wrote")]
 
 
 @app.command("sign")
@@ -62,7 +62,7 @@ def deploy_sign(
         Path | None, typer.Option(help="the signing key; by default keys/signing")
     ] = None,
 ) -> None:
-    """Sign a federation's app: sites run no other."""
+    """Sign the Flower app; sites run only signed apps."""
     signed = function("sign_app")(folder, key)
     typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
 
@@ -70,10 +70,10 @@ def deploy_sign(
 @app.command("register")
 def deploy_register(
     folder: DeploymentArgument,
-    site: Annotated[str, typer.Argument(help="its name")],
-    key: Annotated[Path, typer.Argument(help="its public key, NAME.pub")],
+    site: Annotated[str, typer.Argument(help="the site's name")],
+    key: Annotated[Path, typer.Argument(help="the site's public key, NAME.pub")],
 ) -> None:
-    """Register a site's key, under a name that no other key has."""
+    """Register a site's public key under the site's name."""
     function("register_site")(folder, site, key)
     proxy = shlex.quote(f"{(folder / 'proxy').resolve()}/")
     reload = f"nginx -e stderr -p {proxy} -c nginx.conf -s reload"
@@ -85,7 +85,7 @@ def deploy_run(
     folder: DeploymentArgument = Path(),
     stream: Annotated[bool, typer.Option(help="show the log until the run ends")] = False,
 ) -> None:
-    """Start the signed app, or go on with its run."""
+    """Start the signed app, or continue its run."""
     number = function("run_signed")(folder, stream=stream)
     home = shlex.quote(str((folder / "flower-home").resolve()))
     typer.echo(f"run {number}; its log: FLWR_HOME={home} flwr log {number} feddg")
@@ -95,13 +95,13 @@ def deploy_run(
 @options_of("feddg.deploy.preflight:check_site", "domain cache device offline unlabelled")
 def deploy_check(
     options: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],
+    folder: Annotated[Path, typer.Argument(help="the coordinator's files, with the site's key")],
     images: Annotated[str, typer.Option(help="root/domain/class/*, or root/class/* (--domain)")],
     json: JsonOption = False,
 ) -> None:
-    """At a site, before it joins: say whether it is ready.
+    """Check whether a site is ready to join: run this at the site.
 
-    Checks images, machine, keys and connection.
+    Looks at images, machine, keys and connection.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -124,7 +124,7 @@ def deploy_check(
         typer.echo(f"error: {site} should not join yet", err=True)
         raise typer.Exit(1)
     if not json:
-        unseen = "'s images and machine will do; keys, versions and connection were left out"
+        unseen = "'s images and machine are fine; keys, versions and connection were not checked"
         typer.echo(f"ok: {site}{unseen if options['offline'] else ' can join'}")
 
 
@@ -138,11 +138,11 @@ def deploy_validate(
     options: dict[str, Any],
     model: ModelArgument,
     images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
-    out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
+    out: Annotated[Path, typer.Option(help="JSON file with the results, to be handed back")],
 ) -> None:
-    """Measure a model at a site that takes no part.
+    """Evaluate a model at a site outside the federation.
 
-    Counts leave the site, and nothing else.
+    The file that it writes holds counts, and nothing about single images.
     """
     from feddg.prediction import validation
 

@@ -102,7 +102,7 @@ def check_site(
         cache: the site's cache folder.
         device: the device for training.
         offline: whether to skip keys, versions and the connection.
-        unlabelled: whether folders are no classes, and the site only evaluates (``labels=false``).
+        unlabelled: the images have no labels, and the site only evaluates (``labels=false``).
 
     Returns:
         The site's name, and the result of each check.

@@ -449,8 +449,8 @@ def _evaluation(
     unknown = sorted(set(table.class_names) - set(sites.classes))
     if unknown:
         raise ExperimentError(
-            f"class {unknown[0]!r} of the test folder {deployment.test} is at no site; "
-            f"sites have: {', '.join(sites.classes)}"
+            f"class {unknown[0]!r} of the test folder {deployment.test} is at none of the sites; "
+            f"they have: {', '.join(sites.classes)}"
         )
     if fault := columns_fault(table.feature_names, sites.features):
         raise ExperimentError(f"{deployment.test} {fault} of the sites; rename or take them out")

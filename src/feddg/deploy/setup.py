@@ -174,10 +174,10 @@ def write_app(
             train on all their images.
         sites: names of letters, digits, ``-`` and ``_``.
         address: HOST:PORT at which sites reach the coordinator's proxy.
-        superlink_port: port of the SuperLink behind the proxy, on loopback; 0 for the one after the
+        superlink_port: port of the SuperLink, on loopback behind the proxy; 0 for the one after the
             proxy's.
         out: parent of the run folder at the coordinator.
-        test: the coordinator's test folder, ``digits:DOMAIN``, or empty.
+        test: the coordinator's folder of test images, or ``digits:DOMAIN``; empty for none.
         min_sites: number of sites that must be connected; 0 for all.
         evaluation_sites: names of sites that only evaluate.
         classes: classes that sites must have, for `feddg deploy check`; by default those of the
@@ -276,7 +276,7 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
     """
     bad = next((site for site in sites if not re.fullmatch(SITE_NAME, site)), None)
     if bad is not None:
-        raise ExperimentError(f"site {bad!r}: use letters, digits, - and _ only")
+        raise ExperimentError(f"site {bad!r}: use only letters, digits, - and _")
     if not sites or len(set(sites)) < len(sites):
         raise ExperimentError("name at least one site, each once: --site hospital-a --site ...")
     host, colon, digits = address.rpartition(":")

@@ -373,7 +373,7 @@ class SiteConfig(Settings):
         with schema_faults(FeddgError, "--node-config of this SuperNode: ", cls.model_fields):
             config = cls(**settings)
         if not re.fullmatch(SITE_NAME, config.site):
-            raise FeddgError(f"site {config.site!r}: use letters, digits, - and _ only")
+            raise FeddgError(f"site {config.site!r}: use only letters, digits, - and _")
         if bool(config.images) == bool(config.program):
             raise FeddgError("--node-config of this SuperNode: give either images or program")
         return config
@@ -404,13 +404,13 @@ def require_fit_for_sites(experiment: Experiment) -> None:
         )
     if decision or experiment.train.select_every or experiment.server.wise_ft == "auto":
         raise ExperimentError(
-            "sites set no validation images aside, on which evaluate.decision, train.select_every "
-            "and server.wise_ft: auto choose: leave them out"
+            "sites have no validation images, by which evaluate.decision, train.select_every and "
+            "server.wise_ft: auto choose: leave these out"
         )
     if experiment.data.source == FEATURES and experiment.data.features is None:
         raise ExperimentError(
-            "sites have tables of features, and the experiment does not say of how many: set "
-            "data.features to the number in a row"
+            "sites have tables of features, but the experiment does not say how many features: "
+            "set data.features to their number in a row"
         )
 
 

@@ -111,11 +111,11 @@ def check_head(method: Method, network: Network) -> None:
     shared = has_global_model(method, network)
     if not isinstance(network.classifier, nn.Linear) or not shared:
         reason = "has no linear classifier of its own" if shared else "shares no classifier"
-        raise ExperimentError(f"train.head: ridge does not go with {method.name}, which {reason}")
+        raise ExperimentError(f"train.head: ridge excludes {method.name}, which {reason}")
     if network.classifier.bias is None:
         raise ExperimentError(
-            "train.head: ridge solves for a bias, too, and the network's last layer has none: "
-            "let it be nn.Linear(..., bias=True)"
+            "train.head: ridge also solves for a bias, but the network's last layer has none: "
+            "make it nn.Linear(..., bias=True)"
         )
 
 

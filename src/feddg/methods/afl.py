@@ -1,7 +1,7 @@
 """AFL: whoever has the largest loss counts most (Mohri et al., ICML 2019).
 
-The mean over clients serves the many. AFL minimises the largest loss over all mixtures of clients
-instead: after every round the server moves their weights up by their losses.
+The mean over clients favours the majority. AFL instead minimises the largest loss over all mixtures
+of clients: after every round the server raises their weights in proportion to their losses.
 
 Mohri et al., "Agnostic Federated Learning" (ICML 2019), Algorithm 1 with local training between its
 steps.
@@ -18,11 +18,11 @@ Leaves the client:
     if domains are weighed. Then, before round 1, also how many images of each domain it has.
 
 Decisions:
-    Losses are of a client's training images without augmentation, in eval mode. Who is not in the
-    round has no loss and keeps its weight: a step of .1 of the loss is many times a weight of
-    1/100, and would leave the round's clients alone with any. If all have one, it is the paper's
-    step. A client of weight 0 counts 1e-12. Over domains the loss is a sum over the batch, so that
-    SGD takes steps as many times as long.
+    Losses are of a client's training images without augmentation, in eval mode. A client that is
+    not in the round has no loss and keeps its weight; a step of .1 times the loss is many times a
+    weight of 1/100, and would leave weight only to the round's clients. If all clients have a loss,
+    this is the paper's step. A client of weight 0 counts 1e-12. Over domains the loss is a sum over
+    the batch, so SGD's steps are that many times longer.
 """
 
 from collections.abc import Iterable
@@ -105,13 +105,13 @@ class WeighedByLoss(Method):
         super().check(experiment)
         if self.weighs and isinstance(self, (Local, COPA)):
             raise ExperimentError(
-                f"{self.name}: its weights follow the losses under the clients' average, and the "
-                "other method predicts with none; choose one, or set method.dro_weights to client"
+                f"{self.name}: its weights follow the losses of the clients' average, which the "
+                "other method does not use; choose one, or set method.dro_weights to client"
             )
         if _over_domains(self) and isinstance(self, (PenalisedLosses, Vista)):
             raise ExperimentError(
-                f"{self.name}: both decide what the images of a batch count; choose one, or set "
-                "method.afl_over to clients"
+                f"{self.name}: both decide how the images of a batch are weighted; choose one, or "
+                "set method.afl_over to clients"
             )
 
     def factors(self, weights: Tensor, images: Tensor) -> Tensor:

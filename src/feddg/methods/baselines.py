@@ -62,8 +62,9 @@ class FedProx(Method):
     """FedProx: a proximal term holds clients near the weights they got (Li et al., MLSys 2020).
 
     Clients whose images differ pull the weights in different directions, and with many local steps
-    their mean suits none of them. FedProx adds to every client's loss a spring to the weights it
-    received, so that local training strays less. With weight 0 it is FedAvg, bit for bit.
+    their mean suits none of them. FedProx adds to every client's loss the squared distance to the
+    weights it received, so that local training drifts less. With weight 0 it is FedAvg, bit for
+    bit.
 
     Equations:
         L_k(w) = CE(w) + mu/2 ||w - w_t||^2, with w_t the weights that the round's broadcast held.
@@ -123,10 +124,10 @@ def refuse_defences(experiment: ExperimentSettings, method: str, reason: str) ->
 class Centralised(Method):
     """Centralised: all training images in one place, as if nobody had anything to hide.
 
-    The reference line above every federation: what privacy costs. One client holds the images of
-    all, and takes in a round as many optimizer steps as the clients of a federation's round take
-    together, on batches of the same size. Everything else is the same harness: the same split,
-    network, augmentation, rounds and tables.
+    The reference above every federation: it shows what privacy costs. One client holds the images
+    of all, and in a round takes as many optimizer steps as the clients of a federation's round take
+    together, on batches of the same size. Everything else is the same: split, network,
+    augmentation, rounds and tables.
 
     Equations:
         w <- w after S local steps down the gradient of CE(g(f(x)), y) on all training images
@@ -138,12 +139,13 @@ class Centralised(Method):
         lists what the one client and the server exchange.
 
     Decisions:
-        Steps are equal and not images: a batch is what an update of the weights learns from.
-        Clients' last batches are smaller, so a centralised round sees somewhat more images. Clients
-        are partitioned as the experiment says first, for their number of steps; then all images go
-        to one client. Each round begins a new random order, and the optimizer afresh, as every
-        client's does. Defences and update privacy are refused. It combines with methods that change
-        what a client does by itself (`centralised+mixstyle`), and runs in one process.
+        The number of steps is equal, not that of images, because a batch is what an update of the
+        weights learns from. Clients' last batches are smaller, so a centralised round sees somewhat
+        more images. Clients are partitioned as the experiment says first, for their number of
+        steps; then all images go to one client. Each round begins a new random order, and the
+        optimizer afresh, as every client's does. Defences and update privacy are refused. It
+        combines with methods that change what a client does by itself (`centralised+mixstyle`), and
+        runs in one process.
     """
 
     name = "centralised"
@@ -167,11 +169,11 @@ class Centralised(Method):
 class Local(Method):
     """Local: every client trains alone, on its own images, and keeps its own model.
 
-    The reference line below every federation: what a client reaches that takes part in nothing. All
-    start from the same network; from then on each goes on with its own weights, round by round,
-    with as many steps as it would take in a federation. There is no global model. What is shown for
-    a domain is the mean, over all clients, of how each client's own model does on it: what a client
-    picked at random can expect.
+    The reference below every federation: what a client reaches on its own. All start from the same
+    network; from then on each continues with its own weights, round by round, with as many steps as
+    it would take in a federation. There is no global model. What is shown for a domain is the mean,
+    over all clients, of how each client's own model does on it: what a client picked at random can
+    expect.
 
     Equations:
         w_k <- w_k after local steps down the gradient of CE(g(f(x)), y) on the client's images
@@ -210,7 +212,7 @@ class Local(Method):
         for name in ("optimizer", "wise_ft"):
             if getattr(experiment.server, name) != "none":
                 raise ExperimentError(
-                    f"{self.name} sends no weights for server.{name} to work on; set it to none"
+                    f"{self.name} sends no weights that server.{name} could change; set it to none"
                 )
         super().check(experiment)
 

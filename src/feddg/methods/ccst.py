@@ -1,9 +1,9 @@
 """CCST: clients share their styles, and stylize their images in each other's.
 
-Every client sends the style of its images, the moments of their feature maps; the server puts them
-in a bank for all. Before round 1 each client builds an augmented set: its images in the styles of
-K clients drawn for each image. Local training then sees every client's style, and any other method
-can train on the augmented set (``ccst+jigen``).
+Every client sends the style of its images, the moments of their feature maps; the server collects
+them in a bank that it sends to all. Before round 1 each client builds an augmented set: its images
+in the styles of K clients drawn for each image. Local training then sees every client's style, and
+any other method can train on the augmented set (``ccst+jigen``).
 
 Chen et al., "Federated Domain Generalization for Image Recognition via Cross-Client Style Transfer"
 (WACV 2023), Algorithm 1.
@@ -76,12 +76,12 @@ class CcstSettings(StyleSettings):
     def _offline(self) -> "CcstSettings":
         if self.variant == "paper" and self.stylized == "on_the_fly":
             raise ValueError(
-                "stylized: on_the_fly goes with variant: pardon, as does stylization: released; "
+                "stylized: on_the_fly needs variant: pardon, and so does stylization: released; "
                 "the paper's set is built once"
             )
         if self.variant == "pardon" and (self.styles_per_image, self.epoch) != (3, "augmented"):
             raise ValueError(
-                "styles_per_image and epoch go with variant: paper; pardon draws one style an image"
+                "styles_per_image and epoch need variant: paper; pardon draws one style per image"
             )
         return self
 

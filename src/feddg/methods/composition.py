@@ -159,8 +159,8 @@ def check_task(method: type[Method], task: Task, dense: bool) -> None:
     if dense and method.moves_pixels:
         raise ExperimentError(
             f"{method.name} moves the pixels of images, and targets of two or more sides, or of a "
-            "number for each pixel, would stay behind: choose another method, or "
-            "train.augmentation, which moves masks, too"
+            "number for each pixel, would not move along: choose another method, or "
+            "train.augmentation, which also moves masks"
         )
 
 

@@ -20,7 +20,7 @@ Decisions:
     All of this is inference: the weight of the second term, the form of the hybrid normalisation
     (ours: Nam and Kim's gate per channel, beginning at 1, ten times the learning rate under SGD, no
     weight decay) and the optimizer (ours: the experiment's) could not be checked. One head per
-    domain, and a client trains that of its main domain, which it must know; `heads_by: client`
+    domain, and a client trains that of its main domain, which must be known; `heads_by: client`
     makes every client its own. In a head's first round it starts from the mean of all classifiers,
     and heads that nobody has trained yet take no part, so round 1 is plain cross-entropy. Heads
     without a client in a round stay as they are. The prediction-agreement step of the paper's

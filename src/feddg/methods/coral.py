@@ -1,7 +1,7 @@
 """CORAL: the features of a client's domains have one covariance (Sun and Saenko 2016).
 
-A cheap way of distributing features alike: the squared difference of the covariances is added for
-each pair of a client's domains, and that of the means if asked for.
+A cheap way to make the domains' features similar: for each pair of a client's domains the squared
+difference of the covariances is added to the loss, and that of the means if asked for.
 
 Sun and Saenko, "Deep CORAL: Correlation Alignment for Deep Domain Adaptation" (ECCV Workshops
 2016), Eq. 1, over pairs as in DomainBed.

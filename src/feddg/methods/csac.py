@@ -1,6 +1,6 @@
 """CSAC: layers are aggregated by how much they differ, then calibrated (Yuan et al., TKDE 2023).
 
-Layers that differ between clients hold what their domains have in particular, so the server weighs
+Layers that differ between clients hold what is particular to their domains, so the server weights
 each client's layer by its distance to the mean instead of averaging. Aggregating layers one by one
 breaks their interplay; each client repairs it on its own images by aligning the aggregated model's
 features with those of its own last model, layer across layer, weighted by attention. A client keeps

@@ -1,8 +1,8 @@
 """DART, federated: every client shows half of its images in one form, drawn anew each round.
 
 DART trains models apart, each under an augmentation of its own, and averages them again and again.
-A federation trains apart and averages anyway: so each client of a round gets a form, and the
-average has seen them all, though no client trains on more than one at a time.
+A federation trains apart and averages anyway, so here each client of a round gets a form of its
+own. The average has seen all forms, although no client trains on more than one at a time.
 
 After Jain, Addepalli, Sahu, Dey and Babu, "DART: Diversify-Aggregate-Repeat Training Improves
 Generalization of Neural Networks" (CVPR 2023), which has no clients. The forms are ours.
@@ -29,9 +29,10 @@ Published code:
     all alike; they are replaced by their mean every so often. Here forms differ, not domains.
 
 Decisions:
-    A client's form lasts for its turn, so that turns of a round go apart; p keeps images as they
-    are in every batch. Models are averaged every round, where DART lets many epochs pass. Chosen
-    among others on validation domains, at 15 thousand images (docs/benchmarks.md).
+    A client keeps its form for the whole round, so that the clients of a round diverge; in every
+    batch some images stay as they are (p). Models are averaged every round, whereas DART lets many
+    epochs pass. This form was chosen among others on validation domains, at 15 thousand images
+    (docs/benchmarks.md).
 """
 
 from collections.abc import Callable

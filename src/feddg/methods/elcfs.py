@@ -22,7 +22,7 @@ Leaves the client:
 
 Decisions:
     window 0.01 and l ~ U(0, 1) are from memory of the paper (inference); so is clamping each entry
-    of the gradient. Below 100 pixels 0.01 leaves the mean colour alone, which a run says; the
+    of the gradient. Below 100 pixels 0.01 selects only the mean colour, of which a run warns; the
     preset of the 32-pixel digits is 0.05 (b = 1). Only other clients' amplitudes are drawn; a
     client that is alone draws from its own. Images are RGB in [0, 1], and x' is clamped to that.
 """

@@ -15,7 +15,8 @@ Leaves the client:
 
 Decisions:
     Normalisation statistics and entries that stay local are not masked. The sums of signs and of
-    changes run along the stream of updates: two models' worth of memory, however many clients.
+    changes are updated as updates arrive, in the memory of two models, however many clients there
+    are.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,10 @@
 """FedIG-A: FedIG, and an adapter that decides how far each image's own statistics are trusted.
 
-On an image unlike any seen, the federation's statistics are wrong, but those of one image alone
-have lost what it looked like. Beside each layer of batch normalisation a small adapter sees how far
-the two are apart and gives the share alpha of the image's own. It is trained to classify the
-client's images with the network held still, alternating with FedIG on the same mini-batch; noise in
-alpha keeps it from fitting the client. A new domain needs one image and one pass.
+For an image unlike any seen before, the federation's statistics are wrong, but normalising by the
+image's own removes what it looked like. Next to each layer of batch normalisation a small adapter
+sees how far the two are apart and gives the share alpha of the image's own. It is trained to
+classify the client's images with the network frozen, alternating with FedIG on the same mini-batch;
+noise in alpha keeps it from fitting the client. A new domain needs one image and one pass.
 
 "Client-agnostic Learning and Zero-shot Adaptation for Federated Domain Generalization" (anonymous
 authors, under review).

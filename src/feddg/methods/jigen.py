@@ -2,7 +2,7 @@
 
 Some images are cut into 3 x 3 tiles and shuffled by one of 30 known permutations; a second head
 tells which one. Solving this needs shapes and where they belong, which the domains share, and keeps
-the features from leaning on local texture. Each client plays alone.
+the features from leaning on local texture. Each client does this on its own.
 
 Carlucci et al., "Domain Generalization by Solving Jigsaw Puzzles" (CVPR 2019), Eq. 1.
 

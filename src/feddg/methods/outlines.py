@@ -1,6 +1,6 @@
 """Outlines: the classifier is solved for, and trained, on images and on drawings of their edges.
 
-What an unseen site changes most is colour and texture; what it keeps is shape. So a share of each
+At an unseen site colour and texture change most, while shapes stay the same. So a share of each
 batch is shown as an outline: how much each colour changes from pixel to pixel, dark on white. With
 ``train.head: ridge``, its default on folders, Office-Home and under the preset ``pacs``, the
 classifier that training starts from is solved from both versions of every image, so that it rests
@@ -24,9 +24,9 @@ Published code:
     None; it is ours.
 
 Decisions:
-    What was tried as a second version of every image in the sums, by accuracy at domains of the
-    training that were left out: outlines by colour did best, before grey outlines, white on black,
-    grey images and none; more contrast and random convolutions did worse than none.
+    Several second versions of every image in the sums were compared, by accuracy on training
+    domains that were left out. Outlines by colour did best, followed by grey outlines, white on
+    black, grey images and none; more contrast and random convolutions did worse than none.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """RandAugment: two random operations of a fixed strength on every image.
 
-Colour, contrast, sharpness, posterising, rotation, shear, ...: each image gets operations drawn at
-random from a list of 14, all at one strength. No policy is searched for. Each client varies its own
-images.
+Colour, contrast, sharpness, posterising, rotation, shear and others: each image gets operations
+drawn at random from a list of 14, all at the same strength. No policy is searched for. Each client
+augments its own images.
 
 Cubuk et al., "RandAugment: Practical automated data augmentation with a reduced search space"
 (CVPR workshops 2020).

@@ -1,10 +1,10 @@
 """Ridge: the classifier in closed form, in one round (Fed3R; Fani et al., ICML 2024).
 
-The featurizer stays as it is. Every client sends two sums over its images' features, the server
-adds them up and solves for the one linear classifier that least squares with a penalty give on all
-images together: exactly that of all images in one place, however they are spread, from one message
-a client. A site subtracts its own sums from the total to learn how a model would do at it that
-never saw it; the penalty that does best at sites left out is taken.
+The featurizer is not trained. Every client sends two sums over its images' features; the server
+adds them up and solves for the linear classifier of penalised least squares on all images together.
+With one message per client the result is exactly that of all images in one place, however they are
+spread. By subtracting its own sums from the total, a site learns how well a model would do that has
+never seen it; the penalty that does best at sites left out is used.
 
 Fani, Camoriano, Caputo and Ciccone, "Accelerating Heterogeneous Federated Learning with Closed-form
 Classifiers" (ICML 2024), section 3. Class means alone (`class_means`): Goswami et al., "Covariances
@@ -271,7 +271,7 @@ class Ridge(Method):
         private = privacy.record_epsilon is not None or privacy.clipping != "none"
         if private and self.settings.clip is None:
             raise ExperimentError(
-                "method.clip: noise hides what is of bounded length only; set it to about the "
+                "method.clip: noise hides only vectors of limited length; set it to about the "
                 "usual length of a feature vector"
             )
         if privacy.record_epsilon is not None and type(self).loss is not Method.loss:
@@ -280,7 +280,7 @@ class Ridge(Method):
                 "once, and noise is made for once; choose ridge alone"
             )
         if self.settings.solution == "published" and self.settings.clip is not None:
-            raise ExperimentError("method.solution: published knows no method.clip; leave one out")
+            raise ExperimentError("method.solution: published has no method.clip; leave one out")
         if self.settings.class_means and (private or self.settings.clip or experiment.defences):
             raise ExperimentError(
                 "method.class_means: the server needs every client's own means as they are; leave "

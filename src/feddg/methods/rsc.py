@@ -1,9 +1,8 @@
 """RSC: the features that a decision leans on most are muted, so that others have to learn.
 
 At each step the features with the largest gradient of the true class's logit are set to zero, for
-those images of the batch whose confidence suffers most, and the network is trained on what is
-left. Features that only one domain offers cannot carry the decision alone any more. Each client
-does so on its own.
+those images of the batch whose confidence suffers most, and the network is trained on what is left.
+So the decision cannot rest only on features of one domain. Each client does so on its own.
 
 Huang et al., "Self-Challenging Improves Cross-Domain Generalization" (ECCV 2020), Eq. 3 to 6.
 
@@ -19,13 +18,13 @@ Leaves the client:
     The network, as in FedAvg.
 
 Decisions:
-    ``spatial`` is the authors' form: by the toss of a coin, 1/3 of the places (by channel-weighted
-    activation) or 1/3.2 of the channels (by mean gradient), for images that lose at least 0.0001
-    confidence. The authors' epochs are the federation's rounds. Shares of entries are rounded up,
-    as both codes do; the number of images is rounded up (``vector``, as DomainBed) or to the
-    nearest (``spatial``, as the authors). ``spatial`` masks the map of the training pass itself,
-    and probes what follows in eval mode, with two further passes, of which a backbone that is cut
-    in two could save most.
+    ``spatial`` is the authors' form: with probability one half each, 1/3 of the places (by
+    channel-weighted activation) or 1/3.2 of the channels (by mean gradient), for images that lose
+    at least 0.0001 confidence. The authors' epochs are the federation's rounds. Shares of entries
+    are rounded up, as both codes do; the number of images is rounded up (``vector``, as DomainBed)
+    or to the nearest (``spatial``, as the authors). ``spatial`` masks the map of the training pass
+    itself, and probes what follows in eval mode, with two further passes, of which a backbone that
+    is cut in two could save most.
 """
 
 import math

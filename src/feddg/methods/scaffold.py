@@ -21,9 +21,9 @@ Decisions:
     equally, as in the paper: the controls c - c_k average to zero over clients only when all count
     the same; `weighting: examples` gives FedAvg's mean. Buffers are averaged. Another server
     learning rate is `server.optimizer: fedavgm` with `beta1: 0`. If a round fails and is tried
-    again, clients begin with their controls from before it. Whose update is refused keeps its new
-    control, as do sites on a network that are not asked again: then c is their mean only
-    approximately.
+    again, clients begin with their controls from before it. A client whose update is refused keeps
+    its new control, and so do sites on a network that are not asked again; then c is only
+    approximately their mean.
 """
 
 from collections.abc import Iterable

@@ -80,8 +80,8 @@ class StyleSettings(MethodSettings):
     def _not_bytes(self) -> Self:
         if self.stylization == "released" and self.stylized == "cached":
             raise ValueError(
-                "stylization: released goes with stylized: on_the_fly; a cache of bytes would "
-                "clamp the copies"
+                "stylization: released needs stylized: on_the_fly; a cache of bytes would clamp "
+                "the copies"
             )
         return self
 

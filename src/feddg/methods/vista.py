@@ -1,12 +1,12 @@
 """VISTA: views in the styles of all clients' groups and under random convolutions, then averaged.
 
-What the field's methods gain, taken one by one, comes from three things: images in styles that a
-client has not seen, textures that nobody has seen, and a model that is a mean over rounds. VISTA
-is these three and nothing else. Every client sends one colour style, six numbers. The server
-groups them and sends the groups' styles back. In training each step shows a few versions of its
-images: each image moved towards the style of a random group, all of them partly through a
-convolution with random weights. The versions must be classified right, and alike. What is served
-is an exponential mean of the rounds' models.
+Taken one by one, what the field's methods gain comes from three things: images in styles that a
+client has not seen, textures that nobody has seen, and a model that is a mean over rounds. VISTA is
+these three and nothing else. Every client sends one colour style, six numbers. The server groups
+them and sends the groups' styles back. In training each step shows a few versions of its images:
+each image moved towards the style of a random group, all of them partly through a convolution with
+random weights. The versions must be classified right, and alike. The resulting model is an
+exponential moving average over the rounds.
 
 Ours. The parts: styles and their groups, PARDON (Nguyen et al. 2025, Eq. 1 to 4); random
 convolutions and consistency, RandConv (Xu et al. 2021); the mean, SWAD and others

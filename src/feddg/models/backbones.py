@@ -644,7 +644,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         kind = "safetensors file" if path.suffix == ".safetensors" else "state dict"
         raise WeightsError(
             f"weights file {path} is not a plain {kind}: it is damaged, or of another kind, or "
-            "holds more than tensors; save model.state_dict() alone, best as .safetensors, or "
+            "holds more than tensors; save only model.state_dict(), preferably as .safetensors, or "
             "name another file"
         ) from None
     state = state.get("state_dict", state) if isinstance(state, dict) else state

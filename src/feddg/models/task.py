@@ -125,8 +125,8 @@ class Task:
                 )
             if name == "loss" and not value.requires_grad:
                 raise ExperimentError(
-                    "the task's loss has no gradient, so nothing could be learned: compute it from "
-                    "the outputs by PyTorch alone, without detach, item, argmax or comparisons"
+                    "the task's loss has no gradient: compute it from the outputs by PyTorch "
+                    "operations only, without detach, item, argmax or comparisons"
                 )
 
 

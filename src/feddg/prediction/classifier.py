@@ -235,7 +235,7 @@ def count_files(named: Sequence[Path | str]) -> int:
     count = sum(1 for _ in image_files(named))
     if not count:
         listed = ", ".join(str(name) for name in named) or "nothing"
-        raise DataError(f"there is no image in {listed}; known endings: {endings()}")
+        raise DataError(f"there is no image in {listed}; supported endings: {endings()}")
     return count
 
 

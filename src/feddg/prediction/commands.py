@@ -45,13 +45,13 @@ BETWEEN_0_AND_1 = (0, 1)
 def predict(
     options: dict[str, Any],
     run: ModelArgument,
-    images: Annotated[list[str], typer.Argument(help="images, folders (all below), globs")],
-    out: Annotated[Path, typer.Option(help="the table: ends in .csv or .jsonl")],
+    images: Annotated[list[str], typer.Argument(help="files, folders (at any depth), globs")],
+    out: Annotated[Path, typer.Option(help="table to write, .csv or .jsonl")],
     quiet: QuietOption = False,
 ) -> None:
-    """Label image files with a run's model.
+    """Label images with a run's model.
 
-    After Ctrl-C the same command goes on.
+    After Ctrl-C the same command continues.
     """
     from feddg.prediction.predict import predict_files
     from feddg.progress import working
@@ -90,14 +90,14 @@ def predict(
 def travel(
     options: dict[str, Any],
     run: RunArgument,
-    images: Annotated[list[str], typer.Argument(help="images, folders, globs: all of one site")],
+    images: Annotated[list[str], typer.Argument(help="files, folders, globs, all of one site")],
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Estimate a run's accuracy on images without labels.
+    """Estimate a model's accuracy on a new site's images without labels.
 
-    With a 90 % interval. The first time it leaves each of the run's sites out in turn, which takes
-    one pass over the run's own images; what comes of it is kept in the run's travel.json.
+    Gives a 90 % interval and advice. The first call leaves out each of the run's sites in turn,
+    which takes one pass over the run's own images; the result is kept in the run's travel.json.
     """
     from feddg.prediction import travel as estimates
     from feddg.progress import working
@@ -125,14 +125,14 @@ def export(
     run: RunArgument,
     onnx: Annotated[Path | None, typer.Option(help="write ONNX (extra `export`)")] = None,
     torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
-    safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
+    safetensors: Annotated[Path | None, typer.Option(help="write only the weights")] = None,
     hub: Annotated[
         Path | None, typer.Option(help="write a folder for `hf upload owner/name FOLDER`")
     ] = None,
 ) -> None:
-    """Write a run's model as a file that works without feddg.
+    """Export a run's model to a file that works without feddg.
 
-    A model card stands beside it.
+    A model card is written beside it.
     """
     from feddg.prediction.export import export_run, save_model
 
@@ -175,18 +175,19 @@ def evaluate(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
     adapt: Annotated[
         list[str] | None,
-        typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
+        typer.Option(help="one of `feddg adaptations`, as fixed:alpha=0.3; all by default"),
     ] = None,
     predictions: Annotated[
-        bool, typer.Option("--predictions", help="write what is predicted of every image")
+        bool, typer.Option("--predictions", help="write the prediction for every image")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a run's model under test-time adaptations.
 
-    The results are kept in the run's adaptation.jsonl. With --predictions alone, only what the
-    model makes of every image is written. With --decision, or another option of it for the run's
-    own, what the model decides about a class is measured and kept in details.json.
+    The results are kept in the run's adaptation.jsonl. With --predictions alone, only the
+    prediction for every image is written. With --decision (or, for the run's own decision, with
+    --specificity, --sensitivity or --prevalence), the decision about a class is measured and kept
+    in details.json.
     """
     from feddg.prediction import evaluate as measured
 
@@ -222,7 +223,7 @@ def evaluate(
 
 @app.command(rich_help_panel="Look around")
 def adaptations() -> None:
-    """List the adaptations: what each needs, changes and costs."""
+    """List the test-time adaptations, and what each needs and costs."""
     from rich.console import Console
     from rich.table import Table
 

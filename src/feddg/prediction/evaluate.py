@@ -71,8 +71,8 @@ def evaluate_run(
     Args:
         folder: the run's folder, with at least one completed round.
         adaptations: see :func:`feddg.prediction.adaptation.adapt`; none for all by name.
-        batch_size: images per batch; matters for adaptations that need a batch or a stream.
-        personal: whether to evaluate each client's domain also with the client's own statistics.
+        batch_size: images per batch; it matters for adaptations that use a batch or a stream.
+        personal: whether to evaluate every domain also with the statistics of its own client.
         which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
             own.
         device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
@@ -155,11 +155,11 @@ def decide_run(
     Args:
         folder: the run's folder, with at least one completed round.
         decision: the class; by default the experiment's.
-        specificity: what the threshold reaches on in-domain validation, in (0, 1); by default what
-            the experiment asks for this class, else 0.95.
+        specificity: what the threshold must reach on in-domain validation, in (0, 1); by default
+            the experiment's value for this class, else 0.95.
         sensitivity: the same for sensitivity, in place of specificity.
-        prevalence: share of the class where the model is used, in (0, 1); by default what the
-            experiment says for this class, else that of the images.
+        prevalence: share of the class where the model will be used, in (0, 1); by default the
+            experiment's value for this class, else the class's share of the images.
         which: the selection rule of the model, as in :func:`feddg.load_model`.
         batch_size: images per batch; the experiment's by default.
         device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
@@ -176,7 +176,7 @@ def decide_run(
     values = (decision or own.decision, specificity, sensitivity, prevalence)
     given = {name: v for name, v in zip(OF_DECISION, values) if v is not None}
     if "decision" not in given:
-        raise ExperimentError(f"{folder} decides about no class: name one, with --decision CLASS")
+        raise ExperimentError(f"{folder} has no decision: name a class with --decision CLASS")
     if given["decision"] == own.decision:
         target = "specificity" if own.sensitivity is None else "sensitivity"
         kept = {"prevalence"} if specificity or sensitivity else {"prevalence", target}

@@ -125,7 +125,7 @@ def export_run(
     trained = load_trained(run, which=which)
     about = describe_model(Path(run), trained)
     if about.features is not None and format != "safetensors":
-        raise RunError(f"{run} takes features, no images: share it by --hub, or use feddg predict")
+        raise RunError(f"{run} takes features, not images: use --hub, or feddg predict")
     refuse_doubtful(about.diagnostics, strict)
     changes: dict[str, object] = {"format": format}
     if format == "safetensors" or adapt is not None:

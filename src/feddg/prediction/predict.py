@@ -300,7 +300,7 @@ def cut_of(
     made, class_names = details.decision, about.class_names
     of = decision or (made.of if made is not None else None)
     if of is None:
-        raise DataError(f"{run} decides about no class: name one, with --decision CLASS")
+        raise DataError(f"{run} has no decision: name a class with --decision CLASS")
     if of not in class_names:
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
     if threshold is None:
@@ -313,7 +313,7 @@ def cut_of(
             raise DataError(f"{run} has no threshold for {of} of this model: {advice}")
         threshold = made.threshold
     if threshold is None:
-        raise DataError(f"{run} has no threshold for {of}: validation lacks images of one side")
+        raise DataError(f"{run} has no threshold for {of}: validation has none of it, or only it")
     return Cut(of, list(class_names).index(of), threshold)
 
 
@@ -436,14 +436,14 @@ def predict_files(
         run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders, globs.
         out: the table to write; ends in ``.csv`` or ``.jsonl``. An existing one is replaced.
-        html: a page of thumbnails, the most doubtful first.
+        html: also write a page of thumbnails to this file, least confident images first.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         probabilities: whether to write a column for every class.
-        decision: a class, for a column that says whether an image counts as it; by default that of
-            the run's own decision, if a threshold is given.
-        threshold: the probability of that class from which on it does, in (0, 1); by default the
-            one chosen on in-domain validation, if that was for this model without an adaptation.
+        decision: a class for which a column says yes or no; by default that of the run's own
+            decision, if a threshold is given.
+        threshold: the probability from which on the answer is yes, in (0, 1); by default the one
+            chosen on in-domain validation, if that was for this model without an adaptation.
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         batch_size: files per forward pass.

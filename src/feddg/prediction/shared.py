@@ -165,7 +165,7 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
         sha256 = digest(path)
     if sha256 != config.weights_sha256:
         raise RunError(
-            f"{path} is not the file that {CONFIG} speaks of: its SHA-256 is {sha256}, not "
+            f"{path} is not the file that {CONFIG} names: its SHA-256 is {sha256}, not "
             f"{config.weights_sha256}; get both again"
         )
     with file_faults(RunError, f"{path} cannot be read as safetensors", SafetensorError):

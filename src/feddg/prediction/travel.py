@@ -257,7 +257,7 @@ def calibrate(
             sites += _held_out(Path(other), model, cache, progress)
         twice = [name for name, count in Counter(s.site for s in sites).items() if count > 1]
         if twice:
-            raise RunError(f"several runs beside hold {twice[0]} out; name one for each domain")
+            raise RunError(f"several of --beside hold out {twice[0]}; name one for each domain")
     elif fixed_features or model.trained.experiment.model.weights is not None:
         models = "features" if fixed_features else "first features"
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
@@ -346,13 +346,11 @@ def _held_out(run: Path, like: Recorder, cache: Path, progress: Progress) -> Ite
     model = Recorder(run, str(like.device), None, like.batch_size)
     method = model.trained.experiment.method.name
     if method != like.trained.experiment.method.name or model.class_names != like.class_names:
-        raise RunError(
-            f"{run} is of another method or knows other classes; name runs like this one"
-        )
+        raise RunError(f"{run} has another method or other classes; name runs like this one")
     images = _images(run, model.trained, cache, progress)
     table, rows = images.table, images.splits.test
     if not len(rows):
-        raise RunError(f"{run} holds no domain out; name runs that did")
+        raise RunError(f"{run} holds out no domain; name runs that do")
     reference = model.reference(images, images.splits.id_val[_staying(images, run)[1]])
     for domain in numpy.unique(table.domains[rows]).tolist():
         of_domain, name = rows[table.domains[rows] == domain], table.domain_names[domain]
@@ -602,13 +600,13 @@ def travel(
     Args:
         run: the run folder.
         images: files, folders, globs, all of one site.
-        html: a page of thumbnails, the riskiest first.
+        html: also write a page of thumbnails to this file, riskiest images first.
         labels: a CSV file with the columns ``file`` and ``label``; rows without a label do not
-            count. The labelled images must have been chosen at random, as ``choose`` does.
-        choose: how many images to label; ``labels`` is then written with their names.
-        beside: similar runs that each held out another domain (:func:`feddg.compare` with
-            ``hold_out="lodo"``): more informative than classifiers in closed form if features were
-            trained, and the only source if they were trained from scratch.
+            count. The labelled images must have been drawn at random, as with ``choose``.
+        choose: draw this many images to be labelled, and write their names into ``labels``.
+        beside: similar runs that each held out another domain (``hold_out="lodo"``): better than
+            classifiers in closed form if features were trained, and the only source if they were
+            trained from scratch.
         which: the model of a selection rule, see :func:`feddg.prediction.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: images per forward pass.

@@ -61,12 +61,12 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
     """
     if smallest == 2:
         raise DataError(
-            "to hide counts below 2 says that they are 1: hide_below must be at least 3"
+            "hiding only counts below 2 would reveal that they are 1: hide_below must be at least 3"
         )
     images, total, correct = confusion.sum(1), int(confusion.sum()), int(confusion.trace())
     if total < max(1, smallest):
         raise DataError(
-            f"there are {total} images in all, fewer than the {max(1, smallest)} that may be told"
+            f"there are only {total} images, fewer than the {max(1, smallest)} that may be revealed"
         )
 
     def has_small(*counts: int) -> bool:
@@ -149,15 +149,17 @@ def validate(
 ) -> ValidationFile:
     """Evaluates a model on a folder of images, in constant memory and without a cache.
 
+    :func:`release` hides small counts.
+
     Args:
         model: the run folder, or an ONNX file of ``feddg export``.
         images: ``root/class/*`` with ``domain``, ``root/domain/class/*`` without.
         out: the JSON file to write, to be handed back; none by default.
         domain: name of the domain for images in ``root/class/*``.
-        hide_below: leave out tables with a count of images, or of tiles of fewer files, below this
-            number, at least 3; 0 leaves nothing out. See :func:`release`.
-        group_by: what the interval counts in place of images, as in training (``data.group_by``);
-            by default the patients of DICOM files.
+        hide_below: leave out tables in which a count of images (of files, where these are cut into
+            tiles) is below this number, which is at least 3; 0 leaves nothing out.
+        group_by: which images belong together and count once in the interval, as in training
+            (``data.group_by``); by default those of a patient in DICOM files.
         device: ``cpu``, ``cuda`` or ``auto``.
         which: the selection rule of the model.
         batch_size: images per forward pass.

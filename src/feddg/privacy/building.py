@@ -200,15 +200,15 @@ def _require_countable(settings: ExperimentSettings, method: Method) -> None:
     hides_images = settings.privacy.hides_images
     if hides_images and settings.data.tile is not None:
         raise ExperimentError(
-            f"{hides_images} is for one image, and data.tile makes several of one, which together "
-            "tell more of it: leave out data.tile"
+            f"{hides_images} protects one image, but data.tile makes several of one, which "
+            "together reveal more of it: leave out data.tile"
         )
     # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
     uncounted = train.local_steps and not type(method).gathers_images
     if settings.privacy.record_epsilon and (uncounted or train.select_every):
         raise ExperimentError(
-            "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
-            "train.local_epochs, and neither train.local_steps nor train.select_every"
+            "privacy.record_epsilon counts epochs, and whatever is chosen by images costs "
+            "privacy: set train.local_epochs, and neither train.local_steps nor train.select_every"
         )
     if settings.privacy.record_epsilon and train.class_weights != "none":
         raise ExperimentError(
@@ -260,7 +260,7 @@ def resolved_choice(written: object) -> dict[str, object]:
         ) from None
     if DEFENCES.find(choice.name).Settings is PrivacySettings:
         raise ExperimentError(
-            "defences: clipping is asked for as `privacy: {clipping: fixed}` (or adaptive)"
+            "defences: write clipping as `privacy: {clipping: fixed}` (or adaptive)"
         )
     settings = defence_of(choice).settings.model_dump(mode="json")
     return {"name": choice.name, "settings": settings}

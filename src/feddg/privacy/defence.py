@@ -318,14 +318,15 @@ def require_compatible(
     for defence in defences:
         if type(method).one_round and (defence.aggregates or defence.sees_updates):
             raise ExperimentError(
-                f"{defence.name} does not go with {method.name}: clients send sums over their "
-                f"images, which {method.name} checks itself; after a robust rule they would no "
-                "longer be the sums of any images"
+                f"{defence.name} cannot be combined with {method.name}: clients send sums over "
+                f"their images, which {method.name} checks itself; after a robust rule they would "
+                "no longer be the sums of any images"
             )
         for trait, reason in defence.breaks.items():
             if traits[trait]:
                 raise ExperimentError(
-                    f"{defence.name} does not go with {method.name}: {traits[trait]}, {reason}"
+                    f"{defence.name} cannot be combined with {method.name}: {traits[trait]}, "
+                    f"{reason}"
                 )
         if updates < defence.least:
             raise ExperimentError(

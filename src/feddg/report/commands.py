@@ -24,12 +24,11 @@ def report(
     folders: Annotated[
         list[Path],
         typer.Argument(
-            help="a run folder, several, or one of `feddg compare`; or its --results file alone, "
-            "for tables in Markdown"
+            help="one or more run folders, a folder of `feddg compare`, or a file of its --results"
         ),
     ],
 ) -> None:
-    """Write the page of one run, or of several together."""
+    """Write the report of a run, or a comparison of several."""
     from feddg import api
 
     typer.echo(api.report(folders, **options))

@@ -34,7 +34,7 @@ def html_of(thing: Any) -> str:
         TypeError: it is another type.
         RunError: its folder is damaged or missing.
     """
-    raise TypeError(f"a notebook cannot be shown a {type(thing).__name__}")
+    raise TypeError(f"a {type(thing).__name__} cannot be shown in a notebook")
 
 
 def text_of(thing: Any) -> str:

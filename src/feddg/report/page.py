@@ -132,7 +132,7 @@ def write_between_marks(path: Path, page: Page) -> None:
         whole = between_marks(text, tables_of(page).strip())
     except RunError as error:
         raise RunError(
-            f"{path} is there already and is not overwritten: {error}. Put them in for the tables, "
+            f"{path} already exists and is not overwritten: {error}. Put them in for the tables, "
             "or name another file with --out"
         ) from None
     write_file(path, whole)

@@ -58,8 +58,8 @@ class Evaluate(RoundHook):
         evaluation, wise_ft = federation.evaluation, federation.settings.server.wise_ft
         if wise_ft == "auto" and (evaluation is None or ID_VAL not in evaluation.splits):
             raise ExperimentError(
-                "server.wise_ft: auto chooses on in-domain validation images, and there are "
-                "none here; set data.id_val above 0, or say a share such as 0.5"
+                "server.wise_ft: auto chooses on in-domain validation images, and there are none "
+                "here; set data.id_val above 0, or choose a share such as 0.5"
             )
         if wise_ft != "none" and federation.settings.model.weights is None:
             warn(

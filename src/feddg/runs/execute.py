@@ -242,8 +242,8 @@ def _refuse_deployment(path: Path) -> None:
     """Refuses the run of a deployment, whose clients' images are elsewhere."""
     if is_file(path / DEPLOYMENT):
         raise RunError(
-            f"{path} is a deployment's, whose sites have the images: `feddg deploy run` in the "
-            "app's folder goes on with it"
+            f"{path} is a deployment's run, whose images are at the sites: continue it with `feddg "
+            "deploy run` in the app's folder"
         )
 
 
@@ -353,7 +353,7 @@ def forget(
         first = min(row.round for row in run.rounds if client in row.clients)
         raise RunError(
             f"{path} was trained step by step from round {first} on with "
-            f"client {client}, and its network cannot forget that. {begin_again}"
+            f"client {client}, and its network cannot forget this. {begin_again}"
         )
     private = experiment.privacy
     if experiment.defences or private.noised or private.record_epsilon is not None:

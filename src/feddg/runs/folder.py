@@ -462,7 +462,7 @@ class RunFolder:
             if is_file(self.path / CHECKPOINTS / DROPPED):
                 raise
             raise RunError(
-                f"{error} The run cannot go on without it; delete {self.path} to start again."
+                f"{error} The run cannot continue without it; delete {self.path} to start again."
             ) from None
         if self._experiment and self._experiment != index.experiment:
             raise RunError(

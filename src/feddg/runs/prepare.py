@@ -507,7 +507,7 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
     if not held_out and not data.leave_out:
         ask = f"--hold-out DOMAIN, one of {first_names(table.domain_names, 12)}"
         if DATA_SETS.find(data.source).domains:
-            raise ExperimentError(f"name the domain nobody trains on: {ask}")
+            raise ExperimentError(f"name the domain that nobody trains on: {ask}")
         warn("nothing-held-out", _NOT_NEW, f"To know that: {ask}.")
     in_domain, copies = _in_domain(table), _copies(table, loaded, data)
     if table.split is not None and data.own_split and not in_domain:

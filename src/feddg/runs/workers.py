@@ -64,7 +64,7 @@ def placed(device: str | None, workers: int | None) -> tuple[str | None, int]:
         device = "cuda"
         workers = workers or torch.cuda.device_count()
         if not workers:
-            raise ExperimentError("device all: there is no GPU here; say --workers N for CPUs")
+            raise ExperimentError("device all: there is no GPU here; use --workers N for CPUs")
     return device, workers or 1
 
 

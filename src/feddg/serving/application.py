@@ -50,13 +50,13 @@ class ServeLimits(Settings):
     ``megapixels`` per decoding thread.
     """
 
-    request_megabytes: float = Field(32.0, gt=0, le=4096, description="largest body of a request")
+    request_megabytes: float = Field(32.0, gt=0, le=4096, description="largest size of a request")
     images: int = Field(32, ge=1, le=1024, description="most images in one request")
     megapixels: float = Field(
         50.0, gt=0, le=MOST_PIXELS / 1e6, description="most pixels of an image, in millions"
     )
-    at_once: int = Field(8, ge=1, le=256, description="requests that are read and answered at once")
-    waiting: int = Field(256, ge=0, le=10_000, description="requests that may wait for their turn")
+    at_once: int = Field(8, ge=1, le=256, description="number of requests answered at once")
+    waiting: int = Field(256, ge=0, le=10_000, description="number of requests that may wait")
     seconds: float = Field(60.0, gt=0, le=3600, description="time a body may take to arrive")
 
     @property

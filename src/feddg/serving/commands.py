@@ -27,9 +27,9 @@ FUNCTIONS = {"server": "serve"}
     port=(0, 65535),
 )
 def serve(options: dict[str, Any], limits: dict[str, Any], run: ModelArgument) -> None:
-    """Label images on a page in the browser, and for programs.
+    """Serve a page that labels images, and an HTTP interface for programs.
 
-    On this machine; no image is kept.
+    Only this machine can reach it, unless you allow others. No image is kept.
     """
 
     def ready(address: str, classifier: "ImageClassifier") -> None:

@@ -126,8 +126,8 @@ def serve(
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         limits: limits on requests.
-        known_as: further names by which the server is reached.
-        allow_network: let other machines reach it.
+        known_as: further host names under which the server is reached.
+        allow_network: let other machines connect; there is no password.
         strict: whether to refuse a model with warnings.
         ready: called with the address and the model before the first request.
 
@@ -150,7 +150,7 @@ def serve(
         )
     classifier = load_classifier(model, adapt, device, which, precision)
     if classifier.description.features is not None:
-        raise RunError(f"{model} takes features, no images: use feddg predict")
+        raise RunError(f"{model} takes features, not images: use feddg predict")
     if classifier.keeps_state:
         raise AdaptationError(
             f"{adapt} cannot be served: it remembers the images it has seen, so that one person's "

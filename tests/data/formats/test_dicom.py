@@ -242,7 +242,7 @@ REFUSED = {
     "no image at all": (without("Rows"), "without an image"),
     "an unknown colour space": (
         put(PhotometricInterpretation="PLANTED"),
-        "photometric interpretation that is not known",
+        "unknown photometric interpretation",
     ),
     "a name for a number": (
         raw("RescaleSlope", "DS", PLANTED),

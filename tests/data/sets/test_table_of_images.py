@@ -212,13 +212,15 @@ def test_images_that_say_nothing_of_clients_have_no_natural_ones(tmp_path: Path)
     file = write_table(
         tmp_path / "t.csv", [[*row[:3], row[4]] for row in rows], (*NAMES[:3], "split")
     )
-    with pytest.raises(DataError, match="client needs to know who holds each image"):
+    with pytest.raises(DataError, match="client needs to know which client holds each image"):
         load_images(experiment_of(file, clients={"partition": "client"}), None, lambda *_: None)
 
 
 def test_natural_clients_stand_alone(tmp_path: Path) -> None:
     file = write_table(tmp_path / "t.csv", hospital(tmp_path))
-    with pytest.raises(ExperimentError, match="client decides by itself"):
+    with pytest.raises(
+        ExperimentError, match="client already decides which client holds which images"
+    ):
         experiment_of(file, clients={"partition": "client", "alpha": 0.5})
 
 

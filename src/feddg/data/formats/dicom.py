@@ -109,7 +109,7 @@ def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
     if frames > 1:
         raise DicomError(f"a DICOM file of {frames} frames: write each as a file of its own")
     if tags.PhotometricInterpretation not in (*GREY, *COLOURS):
-        raise DicomError("a DICOM file of a photometric interpretation that is not known here")
+        raise DicomError("a DICOM file with an unknown photometric interpretation")
     return syntax, tags
 
 

@@ -84,7 +84,7 @@ def list_mini_domain_net(root: Path | None) -> ImageTable:
         first = MINI_DOMAIN_NET.domains[0]
         raise DataError(
             f"{folder} has no {MINI_LISTS}/ with {first}_train.txt, {first}_test.txt, ..., which "
-            f"say the classes of {MINI_DOMAIN_NET.title}. `feddg data get {MINI_DOMAIN_NET.name}` "
+            f"list the classes of {MINI_DOMAIN_NET.title}. `feddg data get {MINI_DOMAIN_NET.name}` "
             "says where they are."
         )
     file = _duplicates_beside(folder)
