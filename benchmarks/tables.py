@@ -26,7 +26,7 @@ from feddg.comparison.statistics import (
     paired_margin,
 )
 from feddg.methods.base import METHODS
-from feddg.records import ID_VAL
+from feddg.records import ID_VAL, TEST
 from feddg.report.page import between_marks
 from feddg.report.tables import (
     by_domain,
@@ -504,13 +504,13 @@ def fourteen_domains() -> Results:
     return replace(read[0], rows=at_chosen_rates(rows, tried))
 
 
-def thirty_clients() -> Results:
-    """Returns the runs that count by the rule of ``methods/fourteen_thirty_64.yaml``.
+def at_best_rate(name: str) -> Results:
+    """Returns the runs that count by the rule of the plan ``methods/NAME.yaml``.
 
     Its rates are an axis of the plan, which the one that counts replaces.
     """
-    plan = load_plan(ROOT / "benchmarks/methods/fourteen_thirty_64.yaml")
-    results = Results.read(DATA / "fourteen_thirty_64.csv", plan)
+    plan = load_plan(ROOT / f"benchmarks/methods/{name}.yaml")
+    results = Results.read(DATA / f"{name}.csv", plan)
 
     def with_rate(row: ResultRow) -> tuple[float, ResultRow]:
         others = dict(row.conditions)
@@ -532,6 +532,26 @@ def many_domains(results: Results) -> str:
         body.append([*cells, apart, detectable_text(margin)])
     head = ["minus FedAvg", "domains", "points, over domains", "over data sets", "by domain"]
     return markdown([*head, "detectable"], body)
+
+
+def well_trained(results: Results) -> str:
+    """Returns each method's accuracies of one data set, and its differences from FedAvg."""
+    margins = results.margins(FINAL, "FedAvg")
+    outside, inside = (results.values(FINAL, split=split) for split in (TEST, ID_VAL))
+    names = list(map(results.column, results.rows))
+    columns = list(dict.fromkeys(names))
+    body = []
+    for method in outside:
+        cells = [
+            spread_text(average_over_columns(values.get(method, {}), columns))
+            for values in (outside, inside)
+        ]
+        one = margins.get(method)
+        if one is not None:
+            cells += [lead(one), by_domain(one, columns).text, detectable_text(one)]
+        body.append([method, *cells])
+    head = ["method", "unseen", "in-domain", "minus FedAvg", "by domain", "detectable"]
+    return markdown(head, body)
 
 
 def benchmark_methods() -> str:
@@ -585,7 +605,8 @@ def tables() -> dict[str, str]:
         "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
         "many_domains": many_domains(fourteen_domains()),
-        "thirty_clients": many_domains(thirty_clients()),
+        "thirty_clients": many_domains(at_best_rate("fourteen_thirty_64")),
+        "well_trained": well_trained(at_best_rate("pacs_60k_64")),
         "benchmark_methods": benchmark_methods(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
