@@ -87,8 +87,9 @@ class _Argument(TyperArgument):
         self.help = help
 
 
-typer.main.TyperArgument = _Argument  # type: ignore[misc]
-typer.core.TyperCommand.format_arguments = lambda *_: None  # Typer lists them among the options
+typer.main.TyperArgument = _Argument  # type: ignore[attr-defined,misc]
+# Typer lists arguments among the options.
+typer.core.TyperCommand.format_arguments = lambda *_: None  # type: ignore[method-assign]
 typer.core.HAS_RICH = False  # boxes around help take as long as all the rest of `feddg --help`
 app = typer.Typer(
     name="feddg",
