@@ -978,7 +978,7 @@ def test_a_value_that_another_plan_does_not_say_is_a_column_of_its_own():
     assert results.columns == ["ink", "heterogeneity 0"]
     assert [*results.values("final")["fedavg"].values()] == [0.9, 0.2]
     turned = [row(0.9, a="1", b="2"), row(0.9, b="2", a="1")]
-    with pytest.raises(RunError, match="there twice"):
+    with pytest.raises(RunError, match="appears twice"):
         Results.of_rows(turned)
     with pytest.raises(RunError, match="some results are at budgets"):
         Results.of_rows([row(0.9), row(0.9).model_copy(update={"budget": 100, "seed": 1})])

@@ -226,7 +226,7 @@ def test_a_domain_that_a_batch_lacks_does_not_count():
         z = torch.randn(len(batch), 128, generator=torch.Generator().manual_seed(3)) / 8
         for kept in ((0, 2), (1,)):
             chosen = torch.cat([rows[g] for g in kept]).sort().values
-            part = batch.rows(chosen)
+            part = batch.rows(chosen, chosen)
             of = [torch.where(torch.isin(chosen, r))[0] for r in rows]
             client.scratch[OWN] = torch.full((3,), 1 / 3)
             got = sum(small.method.head_loss(client, part, z[chosen]).values())

@@ -183,7 +183,8 @@ def test_no_trial_step_and_no_mixing_doubles_fedavgs_loss():
     small, client, batch = ready({"meta_step": 0.0, "window": 0.0})
     own = low_frequencies(spectrum(batch.images), 0).abs()
     client.context = Message({"amplitudes": own[:1], "amplitude_owners": torch.tensor([1])})
-    alike = batch.rows(torch.tensor([0]))
+    first = torch.tensor([0])
+    alike = batch.rows(first, first)
     terms = small.method.loss(client, alike)
     torch.testing.assert_close(terms["cross_entropy"], terms["episodic_cross_entropy"])
 

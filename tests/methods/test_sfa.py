@@ -67,7 +67,7 @@ def test_a_class_with_one_embedding_gets_the_simple_shift():
     assert int(single.sum()) == 2  # the fixture's eight images: 3, 3 and 2 of a class
     keep = torch.tensor([0, 1, 2, 3, 4])  # classes 0, 1, 2, 0, 1: class 2 once
     fresh = small.client()
-    shifted = small.method._perturbed(fresh, batch.rows(keep), z[keep])
+    shifted = small.method._perturbed(fresh, batch.rows(keep, keep), z[keep])
     _, b = torch.randn(2, 5, 128, generator=fresh.stream("sfa", 0))
     torch.testing.assert_close(shifted[2], 0.5 * b[2])
     assert (shifted[[0, 1, 3, 4]] == 0).all()  # equal embeddings have no covariance

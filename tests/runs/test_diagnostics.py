@@ -310,10 +310,10 @@ def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
     assert all(text in one.text for one in found)
 
 
-FALLING = (3, 2.9, 2.0, 1.9, 1.0, 0.9)
+LOSSES = (3, 2.9, 2.0, 1.9, 1.0, 0.9)
 
 
-def causes(folder, weights="imagenet", images=1000, losses=FALLING, backbone="resnet18"):
+def causes(folder, weights="imagenet", images=1000, losses=LOSSES, backbone="resnet18"):
     """Why a run of three classes with this loss by round learned nothing."""
     maker = FolderMaker(folder, rounds=len(losses), planned=len(losses))
     run = read_run(maker.write())
