@@ -401,12 +401,8 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
     default = run.default_rule
     if brief:
         return table_from("brief", parts=list(_parts(run, [])), rule=default, chosen=run.result)
-    others = [
-        rule
-        for rule in SELECTION_RULES.values()
-        if rule != default and (not rule.optional or rule.of(run.table))
-    ]
-    rules = [(rule, rule.of(run.table)) for rule in (default, *others)]
+    chosen = ((rule, rule.of(run.table)) for rule in SELECTION_RULES.values() if rule != default)
+    rules = [(default, default.of(run.table)), *(pair for pair in chosen if pair[1])]
     return table_from("final", parts=list(_parts(run, ["domain_mean"], every_domain)), rules=rules)
 
 

@@ -147,7 +147,7 @@ def accuracy_table(
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
     beside = (
-        ("balanced_accuracy", "Balanced", "mean over seeds with every column"),
+        ("balanced_accuracy", "Balanced", "average"),
         ("largest_class_share", "Largest class", "of the images"),
     )
     for metric, heading, below in () if brief else beside:
@@ -200,7 +200,7 @@ def rules_table(results: Results) -> Table:
     columns = [
         made
         for rule in SELECTION_RULES.values()
-        if not rule.optional or results.values(rule)
+        if results.values(rule)
         for made in accuracy_columns(results, rule, groups={rule.title: results.columns})
     ]
     return by_method(results.methods, columns, sentence("rules_caption"))

@@ -229,7 +229,6 @@ class SelectionRule:
             measured.
         split: the split that decides; None if no accuracy is needed.
         weights: the weights of the chosen round, as in a row of the table.
-        optional: whether tables omit it if no run has evaluated its weights.
         when: words for a sentence, after an accuracy.
         needs: what a run must have for such a model, for an error where it has none.
     """
@@ -239,7 +238,6 @@ class SelectionRule:
     choose: Callable[[NumberTable], int | None]
     split: str | None = None
     weights: str = LAST
-    optional: bool = False
     when: str = ""
     needs: str = "a round that the rule chooses while it trains"
 
@@ -295,9 +293,7 @@ def best_round(table: NumberTable, split: str) -> int | None:
 def _of_weights(weights: str, title: str, when: str, needs: str) -> SelectionRule:
     """Returns the rule that selects the named weights after the last round."""
     when = f"by {when}"
-    return SelectionRule(
-        weights, title, final_round, weights=weights, optional=True, when=when, needs=needs
-    )
+    return SelectionRule(weights, title, final_round, weights=weights, when=when, needs=needs)
 
 
 def _of_validation(name: str, split: str, of: str, needs: str) -> SelectionRule:
