@@ -778,9 +778,7 @@ def test_a_comparison_page_is_of_one_rule(tmp_path):
     ]
     page = comparison_page(results_of(folders))
     top = [one.text for one in page.opening if isinstance(one, Prose)]
-    assert any(
-        "one kind of model, “mean of the last rounds”: every run serves it" in t for t in top
-    )
+    assert any("for the model “mean of the last rounds”: every run serves it" in t for t in top)
     own = percent(33 / 39)
     accuracies = page.sections[0].blocks[0]
     assert {row[1].text.split(" ±")[0] for row in accuracies.rows} == {own}
@@ -790,7 +788,7 @@ def test_a_comparison_page_is_of_one_rule(tmp_path):
     captions = " ".join(getattr(b, "caption", "") for s in page.sections for b in s.blocks)
     assert "after the final round" not in captions
     curve = next(b for b in page.sections[0].blocks if isinstance(b, Chart))
-    assert "each round's own model, so the last point is the last round's" in curve.caption
+    assert "Each round's own model is measured" in curve.caption
 
 
 def metrics_column(table, heading):
