@@ -38,7 +38,6 @@ VARIANTS = {
     "vrex, within domains": ("vrex", {"vrex_anneal": 0, "vrex_variance": "within"}),
     "mmd, pairs repeated": ("mmd", {"mmd_pairs": "repeated"}),
     "coral, as its benchmark": ("coral", {"coral_form": "benchmark"}),
-    "group_dro, the federation's weights": ("group_dro", {"dro_weights": "federation"}),
     "afl, over domains": ("afl", {"afl_over": "domains"}),
 }
 ALL = {name: (name, {}) for name in sorted(methods())} | VARIANTS

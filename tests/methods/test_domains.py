@@ -27,7 +27,6 @@ from feddg.methods.group_dro import OWN
 from feddg.methods.mixup import partners_of
 from feddg.methods.mmd import BANDWIDTHS, discrepancies
 from feddg.models.backbones import build_network
-from feddg.runs.idle import idle_clients
 from feddg.runs.prepare import in_process
 from feddg.settings import TrainSettings
 from feddg.testing import CHECKS, check_method
@@ -62,8 +61,7 @@ PENALISED = [
 ]
 RULES = [rule for rule in CHECKS if rule is not a_recorded_step_does_the_same]
 OF_A_LOSS = [a_device_need_not_wait, odd_clients_train_too]
-ALL = [*PENALISED, ("fish", {}), ("group_dro", {"dro_weights": "federation"})]
-ALL += [("afl", {}), ("afl", {"afl_over": "domains"})]
+ALL = [*PENALISED, ("fish", {}), ("afl", {}), ("afl", {"afl_over": "domains"})]
 
 
 @dataclass
@@ -256,7 +254,6 @@ def test_workers_change_no_bit(name, settings):
 @pytest.mark.parametrize(
     ("name", "settings", "rules"),
     [
-        ("group_dro", {"dro_weights": "federation"}, RULES),
         ("afl", {"afl_over": "domains"}, RULES),
         *((name, settings, OF_A_LOSS) for name, settings in OTHER_LOSSES),
     ],
@@ -341,8 +338,6 @@ def test_terms_of_another_part_count_once_before_or_behind(subtests):
         ("afl+irm", {"afl_over": "domains"}, "set method.afl_over to clients"),
         ("vrex+afl", {"afl_over": "domains"}, "set method.afl_over to clients"),
         ("vista+afl", {"afl_over": "domains"}, "set method.afl_over to clients"),
-        ("group_dro+local", {"dro_weights": "federation"}, "set method.dro_weights to client"),
-        ("group_dro+copa", {"dro_weights": "federation"}, "set method.dro_weights to client"),
     ],
 )
 def test_parts_that_undo_each_other_under_some_settings_are_refused_under_these(
@@ -585,21 +580,11 @@ def test_who_is_not_in_the_round_keeps_its_weight():
     assert after.tolist() == pytest.approx([0.1, 0.6 * (1 / 3 - 0.05), 0.3, 0.6 * (2 / 3 + 0.05)])
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "expected"),
-    [
-        ("afl", {"afl_over": "domains"}, [0.5 - 0.05, 0.0, 0.5 + 0.05]),
-        ("group_dro", {"dro_weights": "federation", "dro_step": 1.0}, None),
-    ],
-)
-def test_a_rounds_weights_of_domains_by_hand(name, settings, expected):
-    method = build_method(name, settings)
-    held = torch.tensor([6.0, 0.0, 2.0])
-    state = State({}, context=Message({IMAGES: held}))
+def test_a_rounds_weights_of_domains_by_hand():
+    method = build_method("afl", {"afl_over": "domains"})
+    state = State({}, context=Message({IMAGES: torch.tensor([6.0, 0.0, 2.0])}))
     sent = method.broadcast(state).extras.tensors[WEIGHTS]
-    equal = torch.tensor([0.5, 0, 0.5])
-    factors = equal if name == "afl" else torch.tensor([0.5 * 8 / 6, 0, 0.5 * 8 / 2])
-    torch.testing.assert_close(sent, factors)
+    torch.testing.assert_close(sent, torch.tensor([0.5, 0, 0.5]))
     answers = {
         0: {"domains": [0], "images": [4.0], "losses": [1.0]},
         1: {"domains": [0, 2], "images": [2.0, 2.0], "losses": [4.0, 3.0]},
@@ -607,33 +592,21 @@ def test_a_rounds_weights_of_domains_by_hand(name, settings, expected):
     }
     told = {id: {n: torch.tensor(v) for n, v in reply.items()} for id, reply in answers.items()}
     state = method.after_round(state, asked(told))
-    if expected is None:  # losses 2 and 3
-        grown = torch.tensor([numpy.exp(2), 0, numpy.exp(3)])
-        expected = (grown / grown.sum()).tolist()
+    expected = [0.5 - 0.05, 0.0, 0.5 + 0.05]  # losses 2 and 3, each .1 times
     assert state.extras[WEIGHTS].tolist() == pytest.approx(expected, abs=1e-6)
     again = method.broadcast(state).extras.tensors[WEIGHTS]
-    assert again.tolist() == pytest.approx(
-        [e * f / 0.5 if f else 0 for e, f in zip(expected, factors.tolist())], abs=1e-5
-    )
+    assert again.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("afl", {"afl_over": "domains"}), ("group_dro", {"dro_weights": "federation"})],
-)
-def test_a_step_under_the_servers_weights_is_that_of_a_weighted_loss(name, settings):
-    small, client, batch, _ = begun(name, settings, (4, 3, 2))
+def test_a_step_under_the_servers_weights_is_that_of_a_weighted_loss():
+    small, client, batch, _ = begun("afl", {"afl_over": "domains"}, (4, 3, 2))
     shares = torch.tensor([0.2, 0.5, 0.3])
-    factors = shares if name == "afl" else shares * 9 / torch.tensor([4.0, 3.0, 2.0])
-    client.extras.tensors[WEIGHTS] = factors
+    client.extras.tensors[WEIGHTS] = shares
     small.method.begin(client)
     logits = client.network(batch.images)
     domains = client.examples.domains[batch.positions]
     losses = cross_entropy(logits, batch.labels, reduction="none")
-    if name == "afl":
-        want = sum(shares[g] * loss for g, loss in zip(domains, losses))
-    else:
-        want = sum(shares[g] * losses[domains == g].mean() for g in range(3))
+    want = sum(shares[g] * loss for g, loss in zip(domains, losses))
     got = sum(small.method.loss(client, batch).values())
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
@@ -792,11 +765,6 @@ def test_a_weight_that_no_client_reaches_is_said(subtests, tmp_path_factory):
             mine = [one.text for one in heard if one.code == "annealing-never-ends"]
             assert len(mine) == len(said)
             assert all(part in text for part, text in zip(said, mine))
-
-
-def test_weights_at_the_server_are_not_idle():
-    method = build_method("group_dro", {"dro_weights": "federation"})
-    assert idle_clients(method, [1, 1]) == []
 
 
 @pytest.mark.parametrize("method", ["fish", "mixup"])

@@ -816,7 +816,7 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     named = {column.heading: column.note for column in final.columns}
     assert named["Mean of the last rounds"] == "this page's model, round 6"
     assert named["Final round"] == "round 6"
-    assert sections["Accuracy"].blocks[0].caption.startswith("Of each round's own model")
+    assert sections["Accuracy"].blocks[0].caption.startswith("Each round's own model")
 
 
 BUDGETS = {500: 2, 1500: 6}

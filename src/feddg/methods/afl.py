@@ -48,8 +48,6 @@ from feddg.messages import (
     joined,
 )
 from feddg.methods.base import Ask, Method, MethodSettings, State, register
-from feddg.methods.baselines import Local
-from feddg.methods.copa import COPA
 from feddg.methods.domains import PenalisedLosses, weighed_losses
 from feddg.methods.vista import Vista
 from feddg.models.network import Network
@@ -65,24 +63,36 @@ def _counts(method: object, context: SchemaContext, name: str) -> Range:
     return 1, context.images or MOST_ROWS
 
 
-def _weighs(method: Any) -> bool:
-    return bool(method.weighs)
-
-
 def _over_domains(method: Any) -> bool:
-    return bool(method.weighs == "domains")
+    return bool(method.settings.afl_over == "domains")
 
 
-_DOMAINS = EntrySchema("which ones", ("held",), torch.int64, low=0, high=MOST_DOMAINS, when=_weighs)
-_IMAGES = EntrySchema("how many images of each", ("held",), within=_counts, when=_weighs)
-_LOSSES = EntrySchema(
-    "its mean loss under the new average, of each", ("held",), low=0.0, when=_weighs
-)
+_DOMAINS = EntrySchema("which ones", ("held",), torch.int64, low=0, high=MOST_DOMAINS)
+_IMAGES = EntrySchema("how many images of each", ("held",), within=_counts)
+_LOSSES = EntrySchema("its mean loss under the new average, of each", ("held",), low=0.0)
 
 
-class WeighedByLoss(Method):
-    """Weights of clients or domains at the server, moved after every round by their losses."""
+class AFLSettings(MethodSettings):
+    """Hyper-parameters of AFL."""
 
+    afl_over: Literal["clients", "domains"] = Field(
+        "clients", description="what has weights (paper: clients; the benchmark: domains)"
+    )
+    afl_step: float = Field(0.1, ge=0, allow_inf_nan=False, description="s (the benchmark)")
+
+
+@register
+class AFL(Method):
+    """Minimises the largest loss over all mixtures of clients, or of domains."""
+
+    name = "afl"
+    summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
+    settings: AFLSettings
+    excludes: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("copa", "csac", "feddg-ga", "group_dro", "local", "scaffold"),
+        "afl decides at the server what each client or domain counts, and the other method has its "
+        "own weights, or no server; choose one",
+    )
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/domains": replace(_DOMAINS, when=_over_domains),
         "statistics/images": replace(_IMAGES, when=_over_domains),
@@ -91,37 +101,14 @@ class WeighedByLoss(Method):
         f"answer:{QUESTION}/losses": _LOSSES,
     }
 
-    @property
-    def weighs(self) -> str:
-        """What has weights at the server: ``clients``, ``domains``, or nothing."""
-        raise NotImplementedError
-
-    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
-        """Returns weights ``(G,)``, whose sum is 1, after a round with these losses ``(G,)``."""
-        raise NotImplementedError
-
     def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses weights without an average, or where another part replaces the loss."""
+        """Refuses weights of domains where another part decides what an image counts."""
         super().check(experiment)
-        if self.weighs and isinstance(self, (Local, COPA)):
-            raise ExperimentError(
-                f"{self.name}: its weights follow the losses of the clients' average, which the "
-                "other method does not use; choose one, or set method.dro_weights to client"
-            )
         if _over_domains(self) and isinstance(self, (PenalisedLosses, Vista)):
             raise ExperimentError(
                 f"{self.name}: both decide how the images of a batch are weighted; choose one, or "
                 "set method.afl_over to clients"
             )
-
-    def factors(self, weights: Tensor, images: Tensor) -> Tensor:
-        """Returns what an image of each domain counts in a client's loss, ``(G,)``.
-
-        Args:
-            weights: ``(G,)`` of the domains, which it is here.
-            images: ``(G,)`` the federation's images of each.
-        """
-        return weights
 
     def client_statistics(self, client: Client) -> Message | None:
         """Adds how many images of each domain the client has."""
@@ -147,7 +134,7 @@ class WeighedByLoss(Method):
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Returns equal weights, of clients; those of domains follow from the statistics."""
-        extras = {WEIGHTS: torch.full((clients,), 1 / clients)} if self.weighs == "clients" else {}
+        extras = {} if _over_domains(self) else {WEIGHTS: torch.full((clients,), 1 / clients)}
         return super().initial_extras(network, clients) | extras
 
     def weights(self, state: State) -> Tensor:
@@ -158,17 +145,16 @@ class WeighedByLoss(Method):
         return known / known.sum()
 
     def broadcast(self, state: State) -> Broadcast:
-        """Adds what an image of each domain counts."""
+        """Adds the weights of domains."""
         broadcast = super().broadcast(state)
         if _over_domains(self) and state.context is not None:
             weights = self.weights(state)
-            factors = self.factors(weights, state.context.tensors[IMAGES].to(weights))
-            factors = factors.to(next(iter(state.weights.values()), factors).device)
-            broadcast.extras = joined(broadcast.extras, Message({WEIGHTS: factors}))
+            weights = weights.to(next(iter(state.weights.values()), weights).device)
+            broadcast.extras = joined(broadcast.extras, Message({WEIGHTS: weights}))
         return broadcast
 
     def begin(self, client: Client) -> None:
-        """Takes what images count; refuses those of a domain that nobody had before round 1."""
+        """Takes the weights; refuses images of a domain that nobody had before round 1."""
         super().begin(client)
         if _over_domains(self):
             last, known = int(client.training.domains.max()), client.extras.tensors[WEIGHTS]
@@ -184,11 +170,15 @@ class WeighedByLoss(Method):
         drawn = {WEIGHTS: client.training.domains[positions]} if _over_domains(self) else {}
         return super().draws(client, positions, labels) | drawn
 
-    def weighed_loss(self, client: Client, batch: Batch, outputs: Tensor) -> Tensor:
-        """Returns the mean over images of what their domain counts times their loss."""
+    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
+        """Returns the sum over images of their domain's weight times their loss."""
+        terms = super().output_loss(client, batch, outputs)
+        if not _over_domains(self):
+            return terms
         losses, weights = weighed_losses(client, batch, outputs)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
-        return (factors * weights * losses).sum() / weights.sum()
+        total = len(batch) * ((factors * weights * losses).sum() / weights.sum())
+        return terms | {client.worker.task.term: total}
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """Returns the client's mean loss, or that of each of its domains, if they have weights."""
@@ -206,8 +196,6 @@ class WeighedByLoss(Method):
     def after_round(self, state: State, ask: Ask) -> State:
         """Asks for the losses under the new average, and moves the weights by them."""
         state = super().after_round(state, ask)
-        if not self.weighs:
-            return state
         before = self.weights(state)
         total, images = torch.zeros(2, len(before), dtype=torch.double)
         for id, reply in ask(QUESTION, Message()):
@@ -221,53 +209,15 @@ class WeighedByLoss(Method):
         seen, weights = images > 0, before.cpu().double()
         mass = weights[seen].sum()
         if mass > 0:
-            weights[seen] = mass * self.moved(weights[seen] / mass, total[seen] / images[seen])
+            losses = total[seen] / images[seen]
+            up = weights[seen] / mass + self.settings.afl_step * losses
+            weights[seen] = mass * on_simplex(up)
         state.extras[WEIGHTS] = weights.float().to(before.device)
         return state
 
-
-class AFLSettings(MethodSettings):
-    """Hyper-parameters of AFL."""
-
-    afl_over: Literal["clients", "domains"] = Field(
-        "clients", description="what has weights (paper: clients; the benchmark: domains)"
-    )
-    afl_step: float = Field(0.1, ge=0, allow_inf_nan=False, description="s (the benchmark)")
-
-
-@register
-class AFL(WeighedByLoss):
-    """Minimises the largest loss over all mixtures of clients, or of domains."""
-
-    name = "afl"
-    summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
-    settings: AFLSettings
-    excludes: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("copa", "csac", "feddg-ga", "group_dro", "local", "scaffold"),
-        "afl decides at the server what each client or domain counts, and the other method has its "
-        "own weights, or no server; choose one",
-    )
-
-    @property
-    def weighs(self) -> str:
-        """What has weights."""
-        return self.settings.afl_over
-
-    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
-        """Returns the projection of a step up the losses."""
-        return on_simplex(weights + self.settings.afl_step * losses)
-
-    def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
-        """Returns the sum over images of their domain's weight times their loss."""
-        terms = super().output_loss(client, batch, outputs)
-        if self.weighs == "clients":
-            return terms
-        total = len(batch) * self.weighed_loss(client, batch, outputs)
-        return terms | {client.worker.task.term: total}
-
     def share(self, state: State, update: Update) -> float:
         """Returns the client's weight, or FedAvg's if domains have weights."""
-        if self.weighs == "domains":
+        if _over_domains(self):
             return super().share(state, update)
         return max(float(state.extras[WEIGHTS][update.client]), NEGLIGIBLE)
 

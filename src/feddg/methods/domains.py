@@ -89,11 +89,6 @@ class DomainMethod(Method):
     together: ClassVar[int] = 1
     """How many images of a domain are to be in a batch that has any."""
 
-    @property
-    def compares_domains(self) -> bool:
-        """Whether these settings do anything only at a client of several domains."""
-        return True
-
     def begin(self, client: Client) -> None:
         """Has every batch hold the client's domains."""
         super().begin(client)

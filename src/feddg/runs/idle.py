@@ -50,7 +50,7 @@ def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
         method: the method.
         domains: the number of each client's domains.
     """
-    if not isinstance(method, DomainMethod) or not method.compares_domains:
+    if not isinstance(method, DomainMethod):
         return []
     alone, title = [count < 2 for count in domains], title_of(method.name)
     if not any(alone):
