@@ -538,8 +538,7 @@ def well_trained(results: Results) -> str:
     """Returns each method's accuracies of one data set, and its differences from FedAvg."""
     margins = results.margins(FINAL, "FedAvg")
     outside, inside = (results.values(FINAL, split=split) for split in (TEST, ID_VAL))
-    names = list(map(results.column, results.rows))
-    columns = list(dict.fromkeys(names))
+    columns = list(dict.fromkeys(map(results.column, results.rows)))
     body = []
     for method in outside:
         cells = [
@@ -547,11 +546,12 @@ def well_trained(results: Results) -> str:
             for values in (outside, inside)
         ]
         one = margins.get(method)
+        beside = ["", "", ""]
         if one is not None:
-            cells += [lead(one), by_domain(one, columns).text, detectable_text(one)]
-        body.append([method, *cells])
-    head = ["method", "unseen", "in-domain", "minus FedAvg", "by domain", "detectable"]
-    return markdown(head, body)
+            beside = [lead(one), by_domain(one, columns).text, detectable_text(one)]
+        body.append([method, *cells, *beside])
+    of = f"by domain ({', '.join(map(readable, columns))})"
+    return markdown(["method", "unseen", "in-domain", "minus FedAvg", of, "detectable"], body)
 
 
 def benchmark_methods() -> str:
