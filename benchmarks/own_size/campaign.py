@@ -69,7 +69,7 @@ class MeanOfLast(SelectionRule):
 
 
 add_rule(
-    MeanOfLast("last_ten", "Mean of the last ten rounds' accuracies", final_round, optional=True)
+    MeanOfLast("last_ten", "Mean of the last ten rounds' accuracies", final_round)
 )
 
 

@@ -800,7 +800,7 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     page = run_page(run)
     top = [one.text for one in page.opening if isinstance(one, Prose)]
     assert any(
-        "one model, “mean of the last rounds” (round 6): set by server.averaging: swa" in text
+        "the model “mean of the last rounds” (round 6): set by server.averaging: swa" in text
         for text in top
     )
     own = percent(33 / 39)
