@@ -68,9 +68,7 @@ class MeanOfLast(SelectionRule):
         return found if found.where(split="test") else NumberTable()
 
 
-add_rule(
-    MeanOfLast("last_ten", "Mean of the last ten rounds' accuracies", final_round)
-)
+add_rule(MeanOfLast("last_ten", "Mean of the last ten rounds' accuracies", final_round))
 
 
 def plan_of(name: str, methods: Sequence[str], seeds: list[int]) -> dict[str, Any]:
