@@ -713,8 +713,9 @@ def _domains(
     for id, (dataset, count) in enumerate(zip(datasets, counts)):
         given = getattr(dataset, "domains", None)
         if given is not None and own_domains(dataset) is None:
+            named = len(given) if hasattr(given, "__len__") else "no list of"
             raise ExperimentError(
-                f"client {id} names {len(given)} domains for {count} images: give one an image"
+                f"client {id} names {named} domains for {count} images: give one an image"
             )
         names = [id if name is None else name for name in domains_of(dataset, count)]
         domains.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))

@@ -683,6 +683,8 @@ def test_a_program_names_its_images_domains():
     assert fed.domain_names == ("a", "b", "c", "")
     with pytest.raises(ExperimentError, match="client 1 names 2 domains for 6 images"):
         in_memory("irm", None, ["a", "b"])
+    with pytest.raises(ExperimentError, match="client 0 names no list of domains for 6 images"):
+        in_memory("irm", iter("ababab"))
 
 
 def test_domains_are_found_in_data_sets_inside_and_alike_in_lists_arrays_and_tensors():
