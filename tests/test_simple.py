@@ -162,13 +162,18 @@ def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():
     assert len(network.stages) == 4
 
 
+def test_clients_may_come_from_a_generator():
+    fed = feddg.Federation((Colours(seed) for seed in range(2)), own_network(), batch_size=8)
+    assert repr(fed.fit(1)) == "FedAvg over 2 clients, 1 round done."
+
+
 def test_no_rounds_are_none_and_what_is_no_number_of_rounds_is_refused():
     fed = feddg.Federation([Colours(0)], own_network(), "elcfs", rounds=2, batch_size=8)
     assert fed.fit(0).server.state.round == 0
     assert fed.fit(1).fit(0).server.state.round == 1
     assert fed.fit().server.state.round == 3
-    for wrong in (-1, 1.5):
-        with pytest.raises(ExperimentError, match=f"rounds is {wrong}; it must be a whole"):
+    for wrong in (-1, 1.5, "3"):
+        with pytest.raises(ExperimentError, match=f"rounds is {wrong!r}; it must be a whole"):
             fed.fit(wrong)
 
 

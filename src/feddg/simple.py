@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -136,7 +136,7 @@ class Federation(federation.Federation):
 
     def __init__(
         self,
-        clients: Sequence[Labelled],
+        clients: Iterable[Labelled],
         model: nn.Module,
         method: str | type[Method] | Method = "fedavg",
         *,
@@ -154,6 +154,7 @@ class Federation(federation.Federation):
         method = method if isinstance(method, Method) else method()
         if method.gathers_images:
             raise ExperimentError(f"{method.name} trains where all images are: it has no clients")
+        clients = [*clients]
         if not clients:
             raise ExperimentError("a federation needs clients: a data set each")
         arrays = []
@@ -260,7 +261,7 @@ class Federation(federation.Federation):
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
-            ExperimentError: it is no number of rounds, or other clients are elsewhere and no
+            ExperimentError: it is no whole number of rounds, or other clients are elsewhere and no
                 transport reaches them.
         """
         here, number = len(self.transport.clients), self.settings.clients.number
@@ -269,6 +270,8 @@ class Federation(federation.Federation):
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         train = self.settings.train
         rounds = train.rounds if rounds is None else rounds
+        if not isinstance(rounds, Integral) or rounds < 0:
+            raise ExperimentError(f"rounds is {rounds!r}; it must be a whole number from 0")
         planned = self.server.state.round + rounds
         emit(*unreached_weight(self.method, train, planned, self._counts()))
         return super().fit(rounds, progress)
