@@ -202,7 +202,7 @@ CASES: list[Case] = [
                 "`metrics.jsonl` has other rows",
                 "metrics.jsonl",
                 write('{"kind":"setup","round":0}\n'),
-                r"metrics\.jsonl is damaged in row 1: it lacks 'weights'",
+                r"metrics\.jsonl is damaged in row 1: weights: Field required",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
@@ -298,7 +298,7 @@ CASES += [
                 "`adaptation.jsonl` lacks a field",
                 "adaptation.jsonl",
                 write('{"split": "test"}\n'),
-                r"adaptation\.jsonl is damaged in row 1: it lacks",
+                r"adaptation\.jsonl is damaged in row 1: .*: Field required",
             ),
         )
     ),

@@ -167,7 +167,9 @@ def test_a_letter_cut_in_half_at_the_end_is_left_out(folder_maker):
 def test_a_row_without_a_needed_field_is_named(folder_maker):
     folder = folder_maker().write()
     append(folder / "metrics.jsonl", '{"round":1}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row \d+: it lacks 'weights'"):
+    with pytest.raises(
+        RunError, match=r"metrics\.jsonl is damaged in row \d+: weights: Field required"
+    ):
         _ = read_run(folder).table
 
 
