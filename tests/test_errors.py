@@ -23,7 +23,7 @@ class Model(BaseModel):
 def test_a_fault_of_a_field_is_one_line(fields: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ValidationError) as caught:
         Model(**fields)  # type: ignore[arg-type]
-    line = field_fault(caught.value, list(Model.model_fields))
+    line = field_fault(caught.value, Model.model_fields)
     assert all(word in line for word in words)
     assert "\n" not in line
 
