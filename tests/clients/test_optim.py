@@ -167,19 +167,6 @@ def test_a_parameter_whose_first_gradient_comes_late_gets_its_momentum():
         torch.testing.assert_close(one, other)
 
 
-def test_a_closure_is_called_with_gradients_on():
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = MemoryOrderSGD([weight], 0.5)
-
-    def closure():
-        loss = weight.square().sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 3
-    assert torch.equal(weight.detach(), torch.zeros(3))
-
-
 # Learning rates of rounds against torch's own schedulers; label smoothing; frozen featurizers.
 
 

@@ -79,17 +79,12 @@ class MemoryOrder(torch.optim.Optimizer):
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Takes one step with the gradients that are there; see ``torch.optim.Optimizer.step``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
             self._move(group, parameters, gradients)
-        return loss
 
     def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError
