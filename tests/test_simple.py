@@ -232,7 +232,7 @@ def test_automatic_normalisation_is_that_of_training():
         nn.Linear(4, 3),
     )
     given = {"clients": [Colours(0), Colours(1)], "model": network, "normalization": "auto"}
-    assert feddg.Federation(**given).settings.model.normalization == "train"
+    assert not feddg.Federation(**given).worker.freeze
     with pytest.raises(ExperimentError, match=r"set model.normalization to frozen"):
         feddg.Federation(**given, privacy=private)
 

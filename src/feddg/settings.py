@@ -55,17 +55,14 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _names(value: object) -> Any:
-    """Accepts one name, or numbers such as years, where names are listed."""
-    listed = [value] if isinstance(value, str | int) else () if value is None else value
-    if not isinstance(listed, list | tuple):
-        return value
-    numbers = (isinstance(name, int) and not isinstance(name, bool) for name in listed)
-    return [str(name) if number else name for name, number in zip(listed, numbers)]
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str | int) else () if value is None else value
 
 
 OneLine = Annotated[str, AfterValidator(_one_line)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""A name, which may be a number, such as a year."""
+Names = Annotated[tuple[Name, ...], BeforeValidator(_listed)]
 """Names of domains or columns; one alone may be said as it is, and none as nothing."""
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

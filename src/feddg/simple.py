@@ -435,9 +435,6 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
     one_round = ONE_ROUND if method.one_round else {}
     settings = checked_settings(merge(merge(merge(defaults, expand(preset)), given), one_round))
-    if settings.model.normalization == "auto":  # who gives a network names no weights
-        model = settings.model.model_copy(update={"normalization": "train"})
-        settings = settings.model_copy(update={"model": model})
     if settings.server.wise_ft != "none":
         raise ExperimentError(
             "server.wise_ft mixes a run's last model with its first, and a Federation does not: "
@@ -690,9 +687,9 @@ def _examples(
 ) -> list[Examples]:
     examples = []
     for (images, labels), numbers in zip(arrays, domains):
-        rows, key = torch.arange(len(labels)), hash_of(images.shape, images)
-        store = ArrayPixels(images, fingerprint=key)
-        examples.append(Examples(store, rows, torch.from_numpy(labels), numbers, classes, key[:24]))
+        store = ArrayPixels(images, fingerprint=hash_of(images.shape, images))
+        rows, targets = torch.arange(len(labels)), torch.from_numpy(labels)
+        examples.append(Examples.of(store, rows, targets, numbers, classes))
     return examples
 
 
