@@ -607,10 +607,9 @@ def _check_targets(
 
 def _try_task(task: Task, network: Network, images: numpy.ndarray, targets: numpy.ndarray) -> None:
     """Tries the task on two images, before anything is trained."""
-    look, training = _look(images), network.training
+    look = _look(images).to(next(network.parameters()).device)
     with torch.inference_mode():
-        outputs = network.eval()(look.to(next(network.parameters()).device)).float().cpu()
-    network.train(training)
+        outputs = network.eval()(look).float().cpu()
     task.check(outputs, torch.from_numpy(targets[:2]))
 
 
