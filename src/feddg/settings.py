@@ -512,13 +512,6 @@ class ExperimentSettings(Described):
     """auto, cpu, cuda, cuda:1, ...; all: every GPU"""
 
 
-_ANY_EPSILON = (
-    *("privacy.epsilon", "privacy.record_epsilon", "privacy.style_epsilon"),
-    "privacy.noise_multiplier",
-)
-_ANY_SERVER_OPTIMIZER = tuple(
-    f"server.optimizer: {name}" for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
-)
 ACTS_WITH: dict[str, tuple[str, ...]] = {
     "clients.heterogeneity": ("clients.partition: heterogeneous",),
     "train.local_epochs": ("train.local_steps: none",),
@@ -532,27 +525,30 @@ ACTS_WITH: dict[str, tuple[str, ...]] = {
     "train.schedule_final": ("train.schedule: cosine", "train.schedule: linear"),
     **dict.fromkeys(("train.schedule_steps", "train.schedule_gamma"), ("train.schedule: step",)),
     "train.lora_rank": ("train.trainable: lora",),
-    **dict.fromkeys(("server.lr", "server.beta1"), _ANY_SERVER_OPTIMIZER),
-    "server.beta2": _ANY_SERVER_OPTIMIZER[1:3],
-    "server.tau": _ANY_SERVER_OPTIMIZER[1:],
+    **dict.fromkeys(("server.lr", "server.beta1"), ("server.optimizer",)),
+    "server.beta2": ("server.optimizer: fedadam", "server.optimizer: fedyogi"),
+    "server.tau": tuple(f"server.optimizer: fed{kind}" for kind in ("adam", "yogi", "adagrad")),
     "server.swa_fraction": ("server.averaging: swa",),
     "server.ema_decay": ("server.averaging: ema",),
     "evaluate.specificity": ("evaluate.sensitivity: none",),
-    "privacy.clipping_norm": ("privacy.clipping: fixed", "privacy.clipping: adaptive"),
+    "privacy.clipping_norm": ("privacy.clipping",),
     **dict.fromkeys(
         ("privacy.clipping_quantile", "privacy.clipping_rate"), ("privacy.clipping: adaptive",)
     ),
-    "privacy.delta": _ANY_EPSILON,
+    "privacy.delta": (
+        *("privacy.epsilon", "privacy.record_epsilon", "privacy.style_epsilon"),
+        "privacy.noise_multiplier",
+    ),
     "privacy.sampling": ("privacy.epsilon", "privacy.noise_multiplier"),
     **dict.fromkeys(("privacy.style_norm", "privacy.style_unit"), ("privacy.style_epsilon",)),
     "privacy.record_norm": ("privacy.record_epsilon",),
+    **dict.fromkeys(
+        ("data.image_size", "data.resize", "data.range", "data.bands", "data.tile"),
+        ("data.features: none",),
+    ),
+    **dict.fromkeys(("train.augmentation", "train.hue"), ("data.features: none",)),
 }
 """Fields that do nothing unless one of others is set, or has a value."""
-OF_IMAGES = (
-    *("data.image_size", "data.resize", "data.range", "data.bands", "data.tile"),
-    *("train.augmentation", "train.hue"),
-)
-"""Fields that do nothing where rows of features take the place of images."""
 
 
 def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) -> list[str]:
@@ -568,19 +564,14 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
     def holds(need: str) -> bool:
         field, _, value = need.partition(": ")
         if not value:
-            return bool(values[field])
+            return values[field] not in (None, "none", 0.0)
         parts = str(values[field] or "none").split("+")  # a partition may have several
         return value in map(str.strip, parts)
 
-    alone = [
+    return [
         f"{field} is {values[field]} and does nothing: it goes with {' or '.join(needs)}."
         for field, needs in ACTS_WITH.items()
         if field in said and values[field] != usual[field] and not any(map(holds, needs))
-    ]
-    return alone + [
-        f"{field} does nothing: rows of features are no images."
-        for field in OF_IMAGES
-        if field in said and settings.data.features is not None
     ]
 
 
