@@ -161,10 +161,12 @@ def field_fault(error: "ValidationError", fields: Mapping[str, Any] | None = Non
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         *parents, name = map(str, fault["loc"])
-        for parent in parents if fields else ():
-            fields = fields[parent].annotation.model_fields
-        there_are = ", ".join(fields or ()) or "none"
-        return f"unknown field {where!r}{nearest(name, fields or ())}; there are: {there_are}"
+        known: Any = fields
+        for parent in parents:
+            field = (known or {}).get(parent)
+            known = getattr(getattr(field, "annotation", None), "model_fields", None)
+        there_are = "" if known is None else f"; there are: {', '.join(known) or 'none'}"
+        return f"unknown field {where!r}{nearest(name, known or ())}{there_are}"
     message = fault["msg"].removeprefix("Value error, ")
     # What a check of several fields was given is all of them: that tells nobody anything.
     got = "" if isinstance(fault["input"], Mapping) else f" (got {reprlib.repr(fault['input'])})"

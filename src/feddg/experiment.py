@@ -60,7 +60,7 @@ _PARTS = {
     for name, field in ExperimentSettings.model_fields.items()
     if isinstance(field.default, Settings)
 }
-_FIELDS = ExperimentSettings.model_fields | SHORTHANDS
+_FIELDS = SHORTHANDS | ExperimentSettings.model_fields
 _MAY_BE_EMPTY = {*_PARTS, "defences"}
 """Fields that a file may name and say nothing of."""
 ONE_ROUND = {
