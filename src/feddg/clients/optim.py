@@ -135,7 +135,7 @@ class MemoryOrder(torch.optim.Optimizer):
         return zeros
 
 
-class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
+class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):  # type: ignore[misc]
     """PyTorch's fused Adam, applied to every tensor in the order of its memory."""
 
     moments = ("step", "exp_avg", "exp_avg_sq")
@@ -152,7 +152,7 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
         adam(parameters, gradients, averages, squares, [], steps, **chosen)
 
 
-class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
+class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):  # type: ignore[misc]
     """PyTorch's fused SGD, applied to every tensor in the order of its memory.
 
     Without momentum and decay a step is one addition; PyTorch's plain kernel is as fast, for any
