@@ -211,7 +211,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, file, kinds, data):
         json.loads(line, parse_constant=refuse)
     expected = [as_read(row.model_dump()) for row in rows]
     assert [as_read(row.model_dump()) for row in file.read(path)] == expected
-    # Each alone, as where one of them is damaged.
+    # And with a last row that a crash cut off.
     with path.open("a", encoding="utf-8") as lines:
         lines.write('{"kind"')
     assert [as_read(row.model_dump()) for row in file.read(path)] == expected

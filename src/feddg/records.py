@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -92,11 +92,19 @@ class RowFile(Generic[T]):
         """
         if not is_file(path):
             return []
-        text = read_text(path)
-        try:  # all at once: faster than line by line
-            return self._rows.validate_json("[" + text.removesuffix("\n").replace("\n", ",") + "]")
-        except ValidationError:
-            return list(self._one_by_one(path, text))
+        numbered = enumerate(read_text(path).split("\n"), start=1)
+        lines = [(number, line) for number, line in numbered if line.strip(" \r\0")]
+        rows: list[T] = []
+        for number, line in lines:
+            try:
+                rows += self._rows.validate_json(f"[{line}]")
+            except ValidationError as error:
+                kind = error.errors()[0]["type"]
+                cut_off = kind == "json_invalid" and number == lines[-1][0]
+                if not cut_off and kind != "union_tag_invalid":
+                    fault = field_fault(error).removeprefix("0.")  # the only row of its list
+                    raise RunError(f"{path} is damaged in row {number}: {fault}.") from None
+        return rows
 
     def parse(self, text: str) -> list[T]:
         """Reads rows from a JSON array.
@@ -112,20 +120,6 @@ class RowFile(Generic[T]):
     def to_text(self, rows: list[T]) -> str:
         """Returns rows as a JSON array."""
         return self._rows.dump_json(rows, exclude_none=True).decode()
-
-    def _one_by_one(self, path: Path, text: str) -> Iterator[T]:
-        numbered = enumerate(text.split("\n"), start=1)
-        lines = [(number, line) for number, line in numbered if line.strip(" \r\0")]
-        for number, line in lines:
-            try:
-                yield from self._rows.validate_json(f"[{line}]")
-            except ValidationError as error:
-                kind = error.errors()[0]["type"]
-                cut_off = kind == "json_invalid" and number == lines[-1][0]
-                if cut_off or kind == "union_tag_invalid":
-                    continue
-                fault = field_fault(error).removeprefix("0.")  # the only row of its list
-                raise RunError(f"{path} is damaged in row {number}: {fault}.") from None
 
 
 # The rows of a run's files: one class for each kind, which both writes it and reads it.
