@@ -374,12 +374,7 @@ class Federation(federation.Federation):
             )
         return renumbered(labels, tables, self.names, name) if self.names else labels
 
-    def _evaluation(
-        self,
-        images: numpy.ndarray,
-        targets: numpy.ndarray,
-        name: str,
-    ) -> Evaluation:
+    def _evaluation(self, images: numpy.ndarray, targets: numpy.ndarray, name: str) -> Evaluation:
         return Evaluation(
             ArrayPixels(images),
             {"test": numpy.arange(len(targets))},
@@ -503,10 +498,7 @@ def _all_names(
 
 
 def read_images(
-    dataset: Any,
-    name: str,
-    size: int | None = None,
-    task: Task | None = CLASSIFICATION,
+    dataset: Any, name: str, size: int | None = None, task: Task | None = CLASSIFICATION
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Reads a data set: pixels ``(n, size, size, 3)`` uint8, and class ids ``(n,)`` int64.
 
