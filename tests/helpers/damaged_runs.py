@@ -348,8 +348,8 @@ CELL = '{"method": "a", "held_out": "b", "conditions": {}, "seed": 0, "folder": 
 CASES += [
     Case(COMPARED, what, play, error=error)
     for what, play, error in (
-        ("it has no cells", compared('{"name": "a"}'), "lacks 'cells'"),
-        ("its cells are a number", compared('{"name": "a", "cells": 3}'), "'cells'"),
+        ("it has no cells", compared('{"name": "a"}'), "cells: Field required"),
+        ("its cells are a number", compared('{"name": "a", "cells": 3}'), "damaged: cells: "),
         (
             "a cell's run lies outside of its folder",
             compared('{"name": "a", "cells": [' + CELL % '"../../b"' + "]}"),
