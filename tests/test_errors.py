@@ -23,7 +23,7 @@ class Model(BaseModel):
 def test_a_fault_of_a_field_is_one_line(fields: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ValidationError) as caught:
         Model(**fields)  # type: ignore[arg-type]
-    line = field_fault(caught.value, list(Model.model_fields))
+    line = field_fault(caught.value, Model.model_fields)
     assert all(word in line for word in words)
     assert "\n" not in line
 
@@ -36,3 +36,27 @@ def test_of_many_names_the_first_are_shown() -> None:
 def test_the_nearest_name_may_be_an_abbreviation() -> None:
     assert nearest("learning_rate", ["rounds", "lr"]) == " (did you mean 'lr'?)"
     assert nearest("r", ["rounds", "r"]) == " (did you mean 'r'?)"
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    inner: Model = Model()
+    several: tuple[Model, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"inner": {"rats": 1}},
+            "unknown field 'inner.rats' (did you mean 'rate'?); there are: rate, kind",
+        ),
+        ({"several": [{"rats": 1}]}, "unknown field 'several.0.rats'"),
+    ],
+)
+def test_an_unknown_field_inside_is_among_those_beside_it(
+    fields: dict[str, object], line: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer(**fields)  # type: ignore[arg-type]
+    assert field_fault(caught.value, Outer.model_fields) == line

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -149,19 +149,24 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def field_fault(error: "ValidationError", fields: Sequence[str] = ()) -> str:
+def field_fault(error: "ValidationError", fields: Mapping[str, Any] | None = None) -> str:
     """Returns a schema's first error in one line: ``lr: must be above 0 (got -1)``.
 
     Args:
         error: the error from pydantic.
-        fields: names of all fields; for an unknown field the message then names the nearest and
-            all.
+        fields: pydantic's fields by name; for an unknown field the message then names the nearest
+            and all beside it.
     """
     fault = error.errors()[0]
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        there_are = ", ".join(fields) or "none"
-        return f"unknown field {where!r}{nearest(where, fields)}; there are: {there_are}"
+        *parents, name = map(str, fault["loc"])
+        known: Any = fields
+        for parent in parents:
+            field = (known or {}).get(parent)
+            known = getattr(getattr(field, "annotation", None), "model_fields", None)
+        there_are = "" if known is None else f"; there are: {', '.join(known) or 'none'}"
+        return f"unknown field {where!r}{nearest(name, known or ())}{there_are}"
     message = fault["msg"].removeprefix("Value error, ")
     # What a check of several fields was given is all of them: that tells nobody anything.
     got = "" if isinstance(fault["input"], Mapping) else f" (got {reprlib.repr(fault['input'])})"
@@ -170,7 +175,7 @@ def field_fault(error: "ValidationError", fields: Sequence[str] = ()) -> str:
 
 @contextmanager
 def schema_faults(
-    kind: type[FeddgError], before: str = "", fields: Iterable[str] = ()
+    kind: type[FeddgError], before: str = "", fields: Mapping[str, Any] | None = None
 ) -> Iterator[None]:
     """Turns pydantic's error in its block into one of ours, in one line; see :func:`field_fault`.
 
@@ -184,7 +189,7 @@ def schema_faults(
     try:
         yield
     except ValidationError as error:
-        raise kind(f"{before}{field_fault(error, list(fields))}") from None
+        raise kind(f"{before}{field_fault(error, fields)}") from None
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, model_validator
 
 from feddg.data.data_set import (
     DATA_SETS,
@@ -29,7 +29,7 @@ from feddg.data.data_set import (
 )
 from feddg.data.partition import counts_clients, rules_of
 from feddg.diagnostics import warn
-from feddg.errors import ExperimentError, FeddgError, field_fault, nearest
+from feddg.errors import ExperimentError, nearest, schema_faults
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
@@ -60,6 +60,7 @@ _PARTS = {
     for name, field in ExperimentSettings.model_fields.items()
     if isinstance(field.default, Settings)
 }
+_FIELDS = SHORTHANDS | ExperimentSettings.model_fields
 _MAY_BE_EMPTY = {*_PARTS, "defences"}
 """Fields that a file may name and say nothing of."""
 ONE_ROUND = {
@@ -93,10 +94,8 @@ class Experiment(ExperimentSettings):
     """
 
     def __init__(self, **fields: object) -> None:
-        try:
+        with schema_faults(ExperimentError, fields=_FIELDS):
             super().__init__(**fields)
-        except ValidationError as error:
-            raise ExperimentError(_explain(error)) from None
         vars(self)["given"] = expand(fields)
 
     @cached_property
@@ -182,18 +181,13 @@ def checked_settings(fields: Mapping[str, object]) -> ExperimentSettings:
     Raises:
         ExperimentError: a field is unknown or out of range.
     """
-    try:
+    with schema_faults(ExperimentError, fields=_FIELDS):
         return ExperimentSettings(**fields)
-    except ValidationError as error:
-        raise ExperimentError(_explain(error)) from None
 
 
 def _check_selection(evaluate: EvaluateSettings) -> None:
     """Refuses a metric that cannot choose a round."""
-    try:
-        metric = METRICS.find(evaluate.select_by)
-    except FeddgError as error:
-        raise ExperimentError(f"evaluate.select_by: {error}") from None
+    metric = METRICS.find(evaluate.select_by)
     if metric.higher_is_better is None:
         able = [name for name, other in METRICS.items() if other.higher_is_better is not None]
         raise ExperimentError(
@@ -482,19 +476,6 @@ def _with_possible_head(full: Fields, given: Fields) -> Fields:
     if train.get("head") == "random" or asked or not (private or full.get("defences")):
         return full
     return merge(full, {"train": {"head": "random"}})
-
-
-def _explain(error: ValidationError) -> str:
-    fault = error.errors()[0]
-    if fault["type"] != "extra_forbidden":
-        return field_fault(error)
-    *parents, field = fault["loc"]
-    part: Any = Experiment
-    for parent in parents:
-        part = part.model_fields[str(parent)].annotation
-    where, fields = ".".join(map(str, fault["loc"])), list(part.model_fields)
-    near = nearest(str(field), fields if parents else [*fields, *SHORTHANDS])
-    return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
 
 
 @dataclass(frozen=True)

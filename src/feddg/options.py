@@ -561,10 +561,8 @@ def _default_text(path: str, field: Any) -> str | bool:
     default = field.get_default(call_default_factory=True, validated_data={})
     text = "" if default is None or not isinstance(default, str | int | float) else str(default)
     if path.partition(".")[0] in PRESET_PARTS and path not in NOT_PRESET:
-        of_folders = _folder_preset().get(path)
-        if of_folders is not None:
-            return f"the preset's; for folders {of_folders}"
-        return f"the preset's, else {text}" if text else "the preset's"
+        of_folders = _folder_preset().get(path) or text
+        return f"the preset's; for folders {of_folders}" if of_folders else "the preset's"
     return text or False
 
 

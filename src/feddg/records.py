@@ -8,7 +8,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from feddg.diagnostics import Diagnostic
-from feddg.errors import RunError
+from feddg.errors import RunError, field_fault
 from feddg.storage import is_file, read_text
 
 T = TypeVar("T")
@@ -69,8 +69,7 @@ class JsonFile(Row):
         try:
             return cls.model_validate_json(read_text(path))
         except ValidationError as error:
-            fault = error.errors()[0]
-            raise RunError(f"{path} is damaged: {_fault_at(fault['loc'], fault)}.") from None
+            raise RunError(f"{path} is damaged: {field_fault(error)}.") from None
 
 
 class RowFile(Generic[T]):
@@ -80,9 +79,8 @@ class RowFile(Generic[T]):
         row: the class of its rows, or a union distinguished by ``kind``.
     """
 
-    def __init__(self, row: Any, *, tagged: bool = False) -> None:
+    def __init__(self, row: Any) -> None:
         self._rows: TypeAdapter[list[T]] = TypeAdapter(list[row])
-        self._tagged = tagged
 
     def read(self, path: Path) -> list[T]:
         """Reads a file; returns no rows if it does not exist.
@@ -94,11 +92,19 @@ class RowFile(Generic[T]):
         """
         if not is_file(path):
             return []
-        text = read_text(path)
-        try:  # all at once: faster than line by line
-            return self._rows.validate_json("[" + text.removesuffix("\n").replace("\n", ",") + "]")
-        except ValidationError:
-            return list(self._one_by_one(path, numbered_lines(text)))
+        numbered = enumerate(read_text(path).split("\n"), start=1)
+        lines = [(number, line) for number, line in numbered if line.strip(" \r\0")]
+        rows: list[T] = []
+        for number, line in lines:
+            try:
+                rows += self._rows.validate_json(f"[{line}]")
+            except ValidationError as error:
+                kind = error.errors()[0]["type"]
+                cut_off = kind == "json_invalid" and number == lines[-1][0]
+                if not cut_off and kind != "union_tag_invalid":
+                    fault = field_fault(error).removeprefix("0.")  # the only row of its list
+                    raise RunError(f"{path} is damaged in row {number}: {fault}.") from None
+        return rows
 
     def parse(self, text: str) -> list[T]:
         """Reads rows from a JSON array.
@@ -109,44 +115,11 @@ class RowFile(Generic[T]):
         try:
             return self._rows.validate_json(text)
         except ValidationError as error:
-            raise ValueError(self._fault(error)) from None
+            raise ValueError(field_fault(error)) from None
 
     def to_text(self, rows: list[T]) -> str:
         """Returns rows as a JSON array."""
         return self._rows.dump_json(rows, exclude_none=True).decode()
-
-    def _one_by_one(self, path: Path, lines: list[tuple[int, str]]) -> Iterator[T]:
-        for number, line in lines:
-            try:
-                yield from self._rows.validate_json(f"[{line}]")
-            except ValidationError as error:
-                kind = error.errors()[0]["type"]
-                cut_off = kind == "json_invalid" and number == lines[-1][0]
-                if cut_off or kind == "union_tag_invalid":
-                    continue
-                fault = self._fault(error)
-                raise RunError(f"{path} is damaged in row {number}: {fault}.") from None
-
-    def _fault(self, error: ValidationError) -> str:
-        fault = error.errors()[0]
-        # Before the field's name come the row's place and, in a union, its kind.
-        return _fault_at(fault["loc"][2 if self._tagged else 1 :], fault)
-
-
-def _fault_at(place: tuple[int | str, ...], fault: Any) -> str:
-    field = ".".join(str(part) for part in place)
-    if fault["type"] == "missing":
-        return f"it lacks {field!r}"
-    if fault["type"] == "union_tag_not_found":
-        return "it lacks 'kind'"
-    message = str(fault["msg"])
-    return f"{field!r}: {message}" if field else message
-
-
-def numbered_lines(text: str) -> list[tuple[int, str]]:
-    """Returns the lines that are not empty, with their numbers, from 1."""
-    lines = enumerate(text.split("\n"), start=1)
-    return [(number, line) for number, line in lines if line.strip(" \r\0")]
 
 
 # The rows of a run's files: one class for each kind, which both writes it and reads it.
@@ -890,15 +863,15 @@ RoundRecord = SetupRow | RoundRow | EstimateRow
 LedgerRow = LayoutRow | MessageRow | RefusalRow
 AttackRow = ReconstructionRow | DifferenceRow | InversionRow | MembershipRow
 METRIC_ROWS = RowFile[MetricRow](MetricRow)
-ROUND_ROWS = RowFile[RoundRecord](Annotated[RoundRecord, Field(discriminator="kind")], tagged=True)
-LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
+ROUND_ROWS = RowFile[RoundRecord](Annotated[RoundRecord, Field(discriminator="kind")])
+LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")])
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 DOMAIN_SCORES = RowFile[DomainScore](DomainScore)
 PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 """Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
-ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)
+ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")])
 
 
 # Texts as cells of CSV files that a spreadsheet does not take for formulas.

@@ -164,18 +164,16 @@ def _alike(one: object, other: object) -> bool:
     """Whether two definitions are the same, perhaps from a module that was read twice."""
     if one is other or one == other:
         return True
-    named = hasattr(_maker(one), "__qualname__") and hasattr(_maker(other), "__qualname__")
     # Functions in functions (<locals>) and lambdas share names without being one.
-    return named and _origin(one) == _origin(other) and "<" not in _origin(one)
+    return _maker(one) is not None and _origin(one) == _origin(other) and "<" not in _origin(one)
 
 
-def _maker(definition: object) -> object:
-    """Returns what identifies a definition: a class or function, or its first function."""
+def _maker(definition: object) -> Any:
+    """Returns what identifies a definition: a class or function, or its first one; or None."""
     values = (definition, *getattr(definition, "__dict__", {}).values())
-    return next((value for value in values if hasattr(value, "__qualname__")), definition)
+    return next((value for value in values if hasattr(value, "__qualname__")), None)
 
 
 def _origin(definition: object) -> str:
-    maker = _maker(definition)
-    owner: object = maker if hasattr(maker, "__qualname__") else type(maker)
-    return f"{owner.__module__}.{owner.__qualname__}"  # type: ignore[attr-defined]
+    owner = _maker(definition) or type(definition)
+    return f"{owner.__module__}.{owner.__qualname__}"

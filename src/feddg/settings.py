@@ -55,17 +55,14 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _names(value: object) -> Any:
-    """Accepts one name, or numbers such as years, where names are listed."""
-    listed = [value] if isinstance(value, str | int) else () if value is None else value
-    if not isinstance(listed, list | tuple):
-        return value
-    numbers = (isinstance(name, int) and not isinstance(name, bool) for name in listed)
-    return [str(name) if number else name for name, number in zip(listed, numbers)]
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str | int) else () if value is None else value
 
 
 OneLine = Annotated[str, AfterValidator(_one_line)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Name = Annotated[str, Field(coerce_numbers_to_str=True)]
+"""A name, which may be a number, such as a year."""
+Names = Annotated[tuple[Name, ...], BeforeValidator(_listed)]
 """Names of domains or columns; one alone may be said as it is, and none as nothing."""
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -378,18 +375,12 @@ class EvaluateSettings(Described):
 
     @model_validator(mode="after")
     def _asks_for_one_decision(self) -> "EvaluateSettings":
-        fields, said = type(self).model_fields, self.model_fields_set
+        fields = type(self).model_fields
         changed = [name for name in OF_DECISION if getattr(self, name) != fields[name].default]
         if changed and self.decision is None:
             raise ValueError(
                 f"{changed[0]} belongs to a decision about a class: name the class (decision), or "
                 f"leave {changed[0]} out"
-            )
-        # A run's file names every field; there the default was not asked for.
-        asked = "specificity" in said and len(said) < len(fields)
-        if self.sensitivity is not None and (asked or "specificity" in changed):
-            raise ValueError(
-                "a threshold reaches a specificity or a sensitivity: leave one of them out"
             )
         return self
 
@@ -521,13 +512,6 @@ class ExperimentSettings(Described):
     """auto, cpu, cuda, cuda:1, ...; all: every GPU"""
 
 
-_ANY_EPSILON = (
-    *("privacy.epsilon", "privacy.record_epsilon", "privacy.style_epsilon"),
-    "privacy.noise_multiplier",
-)
-_ANY_SERVER_OPTIMIZER = tuple(
-    f"server.optimizer: {name}" for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
-)
 ACTS_WITH: dict[str, tuple[str, ...]] = {
     "clients.heterogeneity": ("clients.partition: heterogeneous",),
     "train.local_epochs": ("train.local_steps: none",),
@@ -541,26 +525,30 @@ ACTS_WITH: dict[str, tuple[str, ...]] = {
     "train.schedule_final": ("train.schedule: cosine", "train.schedule: linear"),
     **dict.fromkeys(("train.schedule_steps", "train.schedule_gamma"), ("train.schedule: step",)),
     "train.lora_rank": ("train.trainable: lora",),
-    **dict.fromkeys(("server.lr", "server.beta1"), _ANY_SERVER_OPTIMIZER),
-    "server.beta2": _ANY_SERVER_OPTIMIZER[1:3],
-    "server.tau": _ANY_SERVER_OPTIMIZER[1:],
+    **dict.fromkeys(("server.lr", "server.beta1"), ("server.optimizer",)),
+    "server.beta2": ("server.optimizer: fedadam", "server.optimizer: fedyogi"),
+    "server.tau": tuple(f"server.optimizer: fed{kind}" for kind in ("adam", "yogi", "adagrad")),
     "server.swa_fraction": ("server.averaging: swa",),
     "server.ema_decay": ("server.averaging: ema",),
-    "privacy.clipping_norm": ("privacy.clipping: fixed", "privacy.clipping: adaptive"),
+    "evaluate.specificity": ("evaluate.sensitivity: none",),
+    "privacy.clipping_norm": ("privacy.clipping",),
     **dict.fromkeys(
         ("privacy.clipping_quantile", "privacy.clipping_rate"), ("privacy.clipping: adaptive",)
     ),
-    "privacy.delta": _ANY_EPSILON,
+    "privacy.delta": (
+        *("privacy.epsilon", "privacy.record_epsilon", "privacy.style_epsilon"),
+        "privacy.noise_multiplier",
+    ),
     "privacy.sampling": ("privacy.epsilon", "privacy.noise_multiplier"),
     **dict.fromkeys(("privacy.style_norm", "privacy.style_unit"), ("privacy.style_epsilon",)),
     "privacy.record_norm": ("privacy.record_epsilon",),
+    **dict.fromkeys(
+        ("data.image_size", "data.resize", "data.range", "data.bands", "data.tile"),
+        ("data.features: none",),
+    ),
+    **dict.fromkeys(("train.augmentation", "train.hue"), ("data.features: none",)),
 }
 """Fields that do nothing unless one of others is set, or has a value."""
-OF_IMAGES = (
-    *("data.image_size", "data.resize", "data.range", "data.bands", "data.tile"),
-    *("train.augmentation", "train.hue"),
-)
-"""Fields that do nothing where rows of features take the place of images."""
 
 
 def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) -> list[str]:
@@ -576,19 +564,14 @@ def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) ->
     def holds(need: str) -> bool:
         field, _, value = need.partition(": ")
         if not value:
-            return bool(values[field])
+            return values[field] not in (None, "none", 0.0)
         parts = str(values[field] or "none").split("+")  # a partition may have several
         return value in map(str.strip, parts)
 
-    alone = [
+    return [
         f"{field} is {values[field]} and does nothing: it goes with {' or '.join(needs)}."
         for field, needs in ACTS_WITH.items()
         if field in said and values[field] != usual[field] and not any(map(holds, needs))
-    ]
-    return alone + [
-        f"{field} does nothing: rows of features are no images."
-        for field in OF_IMAGES
-        if field in said and settings.data.features is not None
     ]
 
 

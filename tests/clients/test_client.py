@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from feddg.clients.client import (
     RecordNoise,
-    batches_of_pass,
     counted_forwards,
     split_batches,
     steps_of_round,
@@ -98,5 +97,4 @@ def test_the_steps_of_a_round_are_those_that_a_client_takes(images, size, drop, 
     chosen = {"batch_size": size, "drop_last": drop, "local_epochs": epochs, "local_steps": steps}
     train = TrainSettings(**chosen)
     cut = split_batches(torch.arange(images), size, drop)
-    assert batches_of_pass(train, images) == (len(cut), len(cut[-1]))
     assert steps_of_round(train, images) == (steps or epochs * len(cut))

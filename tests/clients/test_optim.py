@@ -116,7 +116,7 @@ def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
     make, _, settings = OPTIMIZERS[case]
     holes = nn.Parameter(torch.randn(4, 6)[:, ::2])
     holes.grad = torch.ones(4, 3)
-    with pytest.raises(ClientError, match=r"shape \(4, 3\).*holes.*clone"):
+    with pytest.raises(ClientError, match=r"shape \(4, 3\) and strides \(6, 2\).*holes.*clone"):
         make([holes], 0.1, **settings).step()
     overlapping = nn.Parameter(torch.randn(1, 3).expand(4, 3))
     overlapping.grad = torch.ones(4, 3)
@@ -124,7 +124,7 @@ def test_what_a_kernel_on_raw_memory_cannot_do_is_refused(case):
         make([overlapping], 0.1, **settings).step()
     sparse = nn.Parameter(torch.randn(4, 3))
     sparse.grad = torch.ones(4, 3).to_sparse()
-    with pytest.raises(ClientError, match="sparse gradient; make it dense"):
+    with pytest.raises(ClientError, match="gradient is sparse"):
         make([sparse], 0.1, **settings).step()
 
 
@@ -146,7 +146,7 @@ def test_a_weight_that_changes_its_order_under_its_moments_is_refused(case):
     optimizer.step()
     weight.data = weight.data.contiguous(memory_format=CHANNELS_LAST)
     before = weight.detach().clone()
-    with pytest.raises(ClientError, match="another memory order"):
+    with pytest.raises(ClientError, match="moments lie in another order"):
         optimizer.step()
     assert torch.equal(weight, before)
 
@@ -165,19 +165,6 @@ def test_a_parameter_whose_first_gradient_comes_late_gets_its_momentum():
             optimizer.step()
     for one, other in zip(ours, theirs):
         torch.testing.assert_close(one, other)
-
-
-def test_a_closure_is_called_with_gradients_on():
-    weight = nn.Parameter(torch.ones(3))
-    optimizer = MemoryOrderSGD([weight], 0.5)
-
-    def closure():
-        loss = weight.square().sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 3
-    assert torch.equal(weight.detach(), torch.zeros(3))
 
 
 # Learning rates of rounds against torch's own schedulers; label smoothing; frozen featurizers.

@@ -196,13 +196,13 @@ CASES: list[Case] = [
                 "`rounds.jsonl` has a round that is a word",
                 "rounds.jsonl",
                 lambda p: p.write_text('{"kind":"round","round":"two"}\n' + p.read_text()),
-                r"rounds\.jsonl is damaged in row 1: 'round'",
+                r"rounds\.jsonl is damaged in row 1: round\.round: ",
             ),
             (
                 "`metrics.jsonl` has other rows",
                 "metrics.jsonl",
                 write('{"kind":"setup","round":0}\n'),
-                r"metrics\.jsonl is damaged in row 1: it lacks 'weights'",
+                r"metrics\.jsonl is damaged in row 1: weights: Field required",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
@@ -280,7 +280,7 @@ CASES += [
                 "`clients.json` has other types",
                 "clients.json",
                 change(classes=3),
-                r"clients\.json is damaged: 'classes'",
+                r"clients\.json is damaged: classes: ",
             ),
             (
                 "`environment.json` is nested 100,000 levels deep",
@@ -298,7 +298,7 @@ CASES += [
                 "`adaptation.jsonl` lacks a field",
                 "adaptation.jsonl",
                 write('{"split": "test"}\n'),
-                r"adaptation\.jsonl is damaged in row 1: it lacks",
+                r"adaptation\.jsonl is damaged in row 1: .*: Field required",
             ),
         )
     ),
@@ -348,8 +348,8 @@ CELL = '{"method": "a", "held_out": "b", "conditions": {}, "seed": 0, "folder": 
 CASES += [
     Case(COMPARED, what, play, error=error)
     for what, play, error in (
-        ("it has no cells", compared('{"name": "a"}'), "lacks 'cells'"),
-        ("its cells are a number", compared('{"name": "a", "cells": 3}'), "'cells'"),
+        ("it has no cells", compared('{"name": "a"}'), "cells: Field required"),
+        ("its cells are a number", compared('{"name": "a", "cells": 3}'), "damaged: cells: "),
         (
             "a cell's run lies outside of its folder",
             compared('{"name": "a", "cells": [' + CELL % '"../../b"' + "]}"),

@@ -194,11 +194,8 @@ def split_batches(order: Tensor, batch_size: int, drop_last: bool = False) -> li
 
 def batches_of_pass(train: TrainSettings, images: int) -> tuple[int, int]:
     """Returns how many batches :func:`split_batches` cuts, and the images of the last one."""
-    full, rest = divmod(images, train.batch_size)
-    if not full or (rest > 1 and not train.drop_last):
-        return full + 1, rest
-    alone = rest == 1 and not train.drop_last
-    return full, train.batch_size + alone
+    batches = split_batches(torch.arange(images), train.batch_size, train.drop_last)
+    return len(batches), len(batches[-1])
 
 
 def steps_of_round(train: TrainSettings, images: int) -> int:
@@ -414,12 +411,6 @@ class Client:
         A last batch of one joins the batch before it: statistics over one example are undefined.
         """
         order, augmentation = self.stream("order"), self.stream("augment")
-        for name, view in self.views.items():
-            if view.dim() != 4 or len(view) < len(self.training):
-                raise ClientError(
-                    f"its cached {name} copies are {tuple(view.shape)} for {len(self.training)} "
-                    "images: delete them from its cache folder"
-                )
         small = {n: view for n, view in self.views.items() if fits(view.nbytes, self.device)}
         self.views |= on_device(small, self.device)
         train, steps = self.worker.train, 0

@@ -267,7 +267,6 @@ class Graphs:
     """What a worker keeps between turns.
 
     Attributes:
-        never: names of methods whose steps are never recorded.
         refused: why some or all steps of a method are not, by its name.
         replayed: how many steps were replayed.
         lasting: tensors that stay where they are, by name and shape.
@@ -280,7 +279,6 @@ class Graphs:
     broken: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.never: set[str] = set()
         self.refused: dict[str, str] = {}
         self.replayed = 0
         self.records: OrderedDict[object, Record] = OrderedDict()
@@ -421,7 +419,7 @@ class Turn:
         """Takes a step: replays one that is recorded, or takes it and watches."""
         client, graphs = self.client, self.graphs
         first, self._began = not self._began, True
-        if graphs.broken or self.name in graphs.never:
+        if graphs.broken:
             self.method.step(client, prepared.batch())
             return
         named = {f"{n}/{k}": t for n, group in enumerate(prepared.groups) for k, t in group.items()}
@@ -505,10 +503,7 @@ class Turn:
         globals_, scratch, asked = _global_numbers(), self._scratch(), list[str]()
         with Trace(inputs) as trace:
             self._taken(prepared, groups, asked)
-        for why in asked[:1]:
-            self.graphs.never.add(self.name)
-            self.graphs.refuse(self.name, why)
-        fault = trace.fault
+        fault = asked[0] if asked else trace.fault
         if globals_ != _global_numbers():
             fault = "draws from a global generator"
         elif self._scratch() != scratch:

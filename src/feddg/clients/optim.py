@@ -79,17 +79,12 @@ class MemoryOrder(torch.optim.Optimizer):
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Takes one step with the gradients that are there; see ``torch.optim.Optimizer.step``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
             self._move(group, parameters, gradients)
-        return loss
 
     def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError
@@ -140,7 +135,7 @@ class MemoryOrder(torch.optim.Optimizer):
         return zeros
 
 
-class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
+class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):  # type: ignore[misc]
     """PyTorch's fused Adam, applied to every tensor in the order of its memory."""
 
     moments = ("step", "exp_avg", "exp_avg_sq")
@@ -157,7 +152,7 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
         adam(parameters, gradients, averages, squares, [], steps, **chosen)
 
 
-class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
+class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):  # type: ignore[misc]
     """PyTorch's fused SGD, applied to every tensor in the order of its memory.
 
     Without momentum and decay a step is one addition; PyTorch's plain kernel is as fast, for any
@@ -201,35 +196,22 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
             memory has holes or overlaps, or a moment lies in another order than its parameter.
     """
     for place, tensors in enumerate(zip(parameters, gradients, *state)):
-        if tensors[1].layout != torch.strided:
-            raise _refusal(tensors[0], "has a sparse gradient", "make it dense")
-        parameter, strides = tensors[0], tensors[0].stride()
+        parameter, dense = tensors[0], tensors[1].layout == torch.strided
         views = [*tensors]
-        if not parameter.is_contiguous():
-            order = sorted(range(parameter.dim()), key=strides.__getitem__, reverse=True)
+        if dense and not parameter.is_contiguous():
+            order = sorted(range(parameter.dim()), key=parameter.stride().__getitem__, reverse=True)
             views = [tensor.permute(order) for tensor in tensors]
-        if not views[0].is_contiguous():
-            raise _refusal(
-                parameter,
-                f"has memory with holes or overlaps (strides {strides})",
-                "make it a tensor of its own with .clone()",
-            )
-        if not all(view.is_contiguous() for view in views[2:]):
-            raise _refusal(
-                parameter,
-                "was put into another memory order than its optimizer's moments have",
-                "change the network's memory format before Method.optimizer, not after it",
+        if not dense or not all(view.is_contiguous() for view in (views[0], *views[2:])):
+            raise ClientError(
+                f"a trained parameter of shape {tuple(parameter.shape)} and strides "
+                f"{parameter.stride()} cannot take a fused step: its gradient is sparse, its "
+                "memory has holes or overlaps, or its optimizer's moments lie in another order. "
+                "Make it a dense tensor of its own (.clone()) before Method.optimizer is called, "
+                "or return another optimizer there"
             )
         views[1] = views[1].contiguous()
         for into, view in zip((parameters, gradients, *state), views):
             into[place] = view
-
-
-def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
-    return ClientError(
-        f"a trained parameter of shape {tuple(parameter.shape)} {fault}; {remedy}, or have the "
-        "method's own optimizer hook return another optimizer"
-    )
 
 
 def make_optimizer(network: nn.Module, train: TrainSettings) -> MemoryOrder:

@@ -62,7 +62,7 @@ def training_memory(network: Network, shape: Sequence[int], batch_size: int) -> 
     """Returns an upper estimate of the bytes a client needs to train.
 
     Args:
-        network: on its device; not changed.
+        network: on its device; left in eval mode.
         shape: of an image, ``(3, H, W)``, or of a row of features.
         batch_size: images per batch.
     """
@@ -76,18 +76,11 @@ def training_memory(network: Network, shape: Sequence[int], batch_size: int) -> 
             maps[storage.data_ptr()] = storage.nbytes()
         return saved
 
-    first, training = parameters[0], network.training
+    first = parameters[0]
     images = torch.zeros(MEASURED, *shape, device=first.device, dtype=first.dtype)
     network.eval()  # its running statistics stay as they are
-    try:
-        with (
-            torch.enable_grad(),
-            torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved),
-        ):
-            logits = network(images)
-    finally:
-        network.train(training)
-    del logits
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+        network(images)
     weights = sum(parameter.nbytes for parameter in parameters)
     return COPIES * weights + PASSES * batch_size * sum(maps.values()) // MEASURED
 

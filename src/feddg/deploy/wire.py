@@ -433,4 +433,4 @@ class Request(BaseModel):
 
 def explained(error: ValidationError, schema: type[BaseModel]) -> str:
     """Returns the first fault of a message in one safe line."""
-    return plain_text(field_fault(error, list(schema.model_fields)), 300)
+    return plain_text(field_fault(error, schema.model_fields), 300)

@@ -9,6 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from feddg.errors import ExperimentError
 from feddg.registry import Registry
 
 BINS = 15
@@ -59,6 +60,7 @@ METRICS: Registry[Metric] = Registry(
     "metric",
     "feddg.evaluation.metrics",
     group="feddg.metrics",
+    error=ExperimentError,
     made_of=Metric,
 )
 """All metrics, in the order of tables: ours first, in the order of this file."""

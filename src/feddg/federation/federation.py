@@ -205,12 +205,10 @@ class Federation:
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
-            ExperimentError: it is no number of rounds.
+            ExperimentError: sites elsewhere would not know these rounds' learning rates.
         """
         state = self.server.state
         if rounds is not None:
-            if rounds < 0 or rounds % 1:
-                raise ExperimentError(f"rounds is {rounds}; it must be a whole number from 0")
             if rounds == 0:
                 return self
             last, plan = state.round + rounds, self.settings.train

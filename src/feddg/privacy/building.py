@@ -170,7 +170,7 @@ def build_defences(settings: ExperimentSettings, method: Method, network: nn.Mod
     traits = traits_of(
         method,
         network,
-        trains_statistics=settings.model.normalization == "train",
+        trains_statistics=settings.model.normalization != "frozen",
         covered=type(method).noises if seen_to else frozenset(),
     )
     require_compatible(defences, traits, method, updates=schedule.per_round)
