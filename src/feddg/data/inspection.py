@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -48,6 +49,7 @@ from feddg.rng import numpy_stream
 from feddg.settings import DataSettings, grouped
 from feddg.text import counted, number
 
+Item = TypeVar("Item")
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
 even shares.
@@ -82,8 +84,6 @@ _PLACE = re.compile(
     r"cartoon|painting|clipart)s?($|[\W\d_])"
 )
 """Names that domains have, and classes hardly ever."""
-_MISSING = ("na", "nan", "null", "n/a")
-"""Classes that are called like a missing label."""
 _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
@@ -102,13 +102,6 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
                 f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
-    missing = [name for name in table.class_names if name.casefold() in _MISSING]
-    if missing:
-        yield warning(
-            "class-called-missing",
-            f"There are images of {_classes(missing)}, which may stand for a missing label.",
-            "If it does, take these rows out of the table.",
-        )
     places, others = (
         [bool(_PLACE.search(name.casefold())) for name in names]
         for names in (table.class_names, table.domain_names)
@@ -573,16 +566,9 @@ def open_images(
 def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
     """Returns the bit depth used by files, from ``SAMPLE`` of those that may be deep; 0 for 8 bits.
 
-    All files count as one domain, as images predicted together do. If there are too many to list at
-    once, the sample holds the first files and then fewer and fewer of the later ones.
+    All files count as one domain, as images predicted together do.
     """
-    chosen: list[Path] = []
-    step = 1
-    for place, file in enumerate(f for f in files if f.suffix.lower() in _MAYBE_DEEP):
-        if place % step == 0:
-            chosen.append(file)
-        if len(chosen) > 2 * SAMPLE:  # evenly spaced still, in constant memory
-            chosen, step = chosen[::2], 2 * step
+    chosen = evenly([file for file in files if file.suffix.lower() in _MAYBE_DEEP], SAMPLE)
     return max((bits for bits, _ in _looks(chosen, reading)), default=0)
 
 
@@ -612,7 +598,7 @@ def files_by_domain(table: ImageTable) -> dict[str, list[str]]:
     return {name: files.get(domain, []) for domain, name in enumerate(table.domain_names)}
 
 
-def evenly(items: Sequence[str], count: int) -> list[str]:
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Returns at most ``count`` items, evenly spaced."""
     count = min(count, len(items))
     return [items[place * len(items) // count] for place in range(count)]
