@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -97,7 +97,6 @@ class DecodedFiles:
         table: images in files.
         size: as the rest, see :func:`open_pixels`.
         resize: see there.
-        seen: see there.
         reading: see there.
         depths: see there.
 
@@ -110,14 +109,13 @@ class DecodedFiles:
         table: ImageTable,
         size: int,
         resize: Resize,
-        seen: Callable[[str], object] | None,
         reading: Reading,
         depths: Mapping[str, int],
     ) -> None:
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
         self.root, self.paths = table.root.resolve(), tuple(sorted(set(table.paths)))
-        self.size, self.resize, self.reading, self._seen = size, resize, reading, seen
+        self.size, self.resize, self.reading = size, resize, reading
         self.shape = (len(self.paths), size, size, 3)
         self.by_file = grouped((Tile.named(path).file, path) for path in self.paths)
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
@@ -165,9 +163,6 @@ class DecodedFiles:
             raise DataError(f"{self.root / file} {error}; start again.") from None
         except UnusableImageError as error:
             return [BadImageRow(path=path, reason=str(error)) for path in paths]
-        finally:
-            if self._seen is not None:
-                self._seen(file)
 
 
 def _cached_pixels(
@@ -306,7 +301,6 @@ def open_pixels(
     budget_bytes: int = BUDGET_BYTES,
     on_bad_image: Literal["skip", "fail"] = "skip",
     progress: Progress = silent,
-    seen: Callable[[str], object] | None = None,
     reading: Reading = AS_IT_IS,
     depths: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ImageTable, PixelStore, list[BadImageRow]]:
@@ -320,7 +314,6 @@ def open_pixels(
         budget_bytes: tables that would need more than this are decoded on demand.
         on_bad_image: skip unusable files with a warning, or fail.
         progress: called while files are decoded.
-        seen: called with the path of each file right after it was decoded, from several threads.
         reading: which bands become colours, which values are black and white, and whether large
             images are cut into tiles, each a row of the returned table.
         depths: bits used by values deeper than 8 bits, by domain; see ``survey`` in
@@ -340,7 +333,7 @@ def open_pixels(
     if reading.tile is not None:
         with quiet_pillow(tiled=True):
             table = cut(table, reading.tile)
-    files = DecodedFiles(table, size, resize, seen, reading, depths)
+    files = DecodedFiles(table, size, resize, reading, depths)
     needed = math.prod(files.shape)
     if tiled and needed > budget_bytes:
         raise DataError(

@@ -6,7 +6,7 @@ If a result would be meaningless, the run stops here with one line.
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,7 +35,6 @@ from feddg.data.images import (
     IMAGE_SUFFIXES,
     REMEDIES,
     ImageTable,
-    composed,
     is_dicom,
     plain_name,
     spelt_alike,
@@ -88,13 +87,8 @@ _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
 
-def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnostic]:
-    """Finds names that differ in spelling only, and domains and classes without usable images.
-
-    Args:
-        table: usable images.
-        bad: paths of the skipped files.
-    """
+def about_labels(table: ImageTable) -> Iterator[Diagnostic]:
+    """Finds names that differ in spelling only, and domains and classes without usable images."""
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
         for group in similar(names):
             yield warning(
@@ -116,11 +110,11 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     counts = table.counts()
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
-            out = sum(composed(path.split("/")[0]) == domain for path in bad)
-            why = f": {counted(out, 'file')} of it cannot be used" if out else ""
-            text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
-                "domain-without-images", "error", text, "Repair them, or take the folder out."
+                "domain-without-images",
+                "error",
+                f"The domain '{domain}' has no usable image.",
+                "Repair its files, or take the folder out.",
             )
     classes = counts.sum(axis=0)
     unused = [name for name, images in zip(table.class_names, classes.tolist()) if not images]
@@ -140,23 +134,16 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         for domain, row in zip(table.domain_names, counts.tolist())
         if any(row) and not all(row)
     }
-    if lacking:
-        all_classes = len(table.class_names)
-        few = [
-            domain
-            for domain, names in lacking.items()
-            if len(names) > all_classes / 2 or len(names) == all_classes - 1
-        ]
-        parts = [
-            f"{domain} lacks {first_names(lacking[domain], SHOWN)}"
-            for domain in dict.fromkeys([*few, *lacking])
-        ]
-        more = f"; and {len(parts) - SHOWN} more domains" if len(parts) > SHOWN else ""
-        text = f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}."
+    most = sorted(lacking, key=lambda domain: -len(lacking[domain]))
+    if most:
+        parts = [f"{domain} lacks {first_names(lacking[domain], SHOWN)}" for domain in most]
+        text = f"Some domains lack classes: {first_names(parts, SHOWN)}."
         advice = (
             "Where classes are missing, a model may learn the place instead: add images, or leave "
             "the domain out (data.leave_out)."
         )
+        classes_left = len(table.class_names) - len(lacking[most[0]])
+        few = classes_left < max(2, len(table.class_names) / 2)
         yield warning("missing-classes", text, advice) if few else note("missing-classes", text)
 
 
@@ -532,7 +519,6 @@ def open_images(
     data: DataSettings,
     cache: Path | None,
     progress: Progress = silent,
-    seen: Callable[[str], object] | None = None,
 ) -> tuple[Opened, Survey]:
     """Opens a table's images as an experiment's data settings say; tells how they are stored.
 
@@ -541,7 +527,6 @@ def open_images(
         data: the settings.
         cache: as the rest, see :func:`feddg.data.decoded.open_pixels`.
         progress: called while files are decoded.
-        seen: called with the path of each file.
 
     Raises:
         DataError: see there.
@@ -558,7 +543,6 @@ def open_images(
         reading=reading,
         depths=surveyed.depths,
         progress=progress,
-        seen=seen,
     )
     return opened, surveyed
 
