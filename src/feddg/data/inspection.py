@@ -25,7 +25,6 @@ from feddg.data.decoding import (
     Samples,
     bits_used,
     is_deep,
-    opened,
     quiet_pillow,
     read_samples,
     read_tiff,
@@ -36,13 +35,14 @@ from feddg.data.images import (
     REMEDIES,
     ImageTable,
     is_dicom,
+    open_image,
     plain_name,
     spelt_alike,
 )
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import ROLES, Splits
 from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning
-from feddg.errors import MissingPackage, first_names
+from feddg.errors import first_names
 from feddg.records import BadImageRow
 from feddg.rng import numpy_stream
 from feddg.settings import DataSettings, grouped
@@ -615,7 +615,7 @@ def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) ->
         most: the largest number of pixels to look at.
     """
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             if image is None:
                 return read_tiff(path)
             pixels = image.size[0] * image.size[1]
@@ -625,8 +625,6 @@ def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) ->
                 return None
             with nullcontext() if pixels <= MOST_PIXELS else ONE_HUGE_IMAGE:
                 return read_samples(path, image)
-    except MissingPackage:
-        raise
     except Exception:  # decoding says what is wrong with it
         return None
 
@@ -687,14 +685,12 @@ def stored_images(table: ImageTable) -> dict[str, dict[str, object]]:
 def _head(path: Path) -> tuple[int, int, str] | None:
     """Returns width, height and kind of a file; None if it cannot be opened."""
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             if image is None:
                 height, width, bands = (values := read_tiff(path).values).shape
                 return width, height, f"{values.dtype} x {bands}"
             deep = is_deep(image) and image.mode in ("RGB", "RGBA")
             return (*image.size, f"16 bits x {len(image.getbands())}" if deep else image.mode)
-    except MissingPackage:
-        raise
     except Exception:  # decoding says what is wrong with it
         return None
 
