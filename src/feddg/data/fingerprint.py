@@ -121,14 +121,9 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     A file that no longer exists does not count as changed; the code that needs it reports it.
     """
     old, new = before.contents(), now.contents()
-    gone = {content for path, (_, content) in old.items() if path not in new and content}
-    fresh = sorted(new.keys() - old.keys())
-    moved = [path for path in fresh if new[path][1] in gone]
-    arrived = {new[path][1] for path in moved}
     parts = {
-        "added": [path for path in fresh if new[path][1] not in gone],
-        "removed": sorted(path for path in old.keys() - new.keys() if old[path][1] not in arrived),
-        "moved": moved,
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
         "changed": sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
     }
     if any(parts.values()):
