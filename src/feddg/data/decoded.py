@@ -171,12 +171,10 @@ def _cached_pixels(
     """Returns the pixels of files from the cache; decodes them first if necessary."""
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
     if pixels.exists():
-        known = Checked.known(checked)
-        with suppress(OSError, ValueError):
-            stored = open_array(pixels, writable=False)
+        with suppress(OSError, ValueError, RunError):
+            known, stored = Checked.read(checked), open_array(pixels, writable=False)
             content = zlib.crc32(stored.reshape(-1).data)
-            alike = stored.shape == files.shape and stored.dtype == np.uint8
-            if known and alike and known.pixels == known.sealed(content):
+            if known and stored.shape == files.shape and known.pixels == known.sealed(content):
                 return stored, known.bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
@@ -214,12 +212,13 @@ def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> 
     if cache is None:
         return files.bad(progress)
     checked = cache / f"checked-{files.key}.json"
-    known = Checked.known(checked)
-    if known is None:
-        known = Checked(bad=files.bad(progress))
-        with _writing_to(cache):
-            replace_text(checked, known.to_text())
-    return known.bad
+    with suppress(RunError):  # damaged
+        if known := Checked.read(checked):
+            return known.bad
+    found = Checked(bad=files.bad(progress))
+    with _writing_to(cache):
+        replace_text(checked, found.to_text())
+    return found.bad
 
 
 class Checked(JsonFile):
@@ -231,13 +230,6 @@ class Checked(JsonFile):
     def sealed(self, pixels: int) -> int:
         """Returns the CRC-32 of the bad images after that of the pixels."""
         return zlib.crc32("".join(image.to_json() for image in self.bad).encode(), pixels)
-
-    @classmethod
-    def known(cls, path: Path) -> "Checked | None":
-        """Reads the file; None if it is missing or damaged."""
-        with suppress(RunError):
-            return cls.read(path)
-        return None
 
 
 @contextmanager

@@ -124,11 +124,9 @@ def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
     path, drive = PurePosixPath(posixpath.normpath(path)), PureWindowsPath(text).drive
     if not (path.is_absolute() or drive or path.parts[:1] in ((), ("..",))):
         return str(path)
-    advice = "name the folder that holds all images: --set data.options.images=FOLDER"
-    if drive:  # of no use where there are no drives
-        advice = "write it relative to that folder"
     raise DataError(
-        f"{table.row(index)} has the path {text!r}, which is not inside {folder}; {advice}."
+        f"{table.row(index)} has the path {text!r}, which is not inside {folder}; write it "
+        "relative to that folder, or name the one of all images: --set data.options.images=FOLDER."
     )
 
 
