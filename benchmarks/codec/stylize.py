@@ -143,6 +143,7 @@ def _decoded(
         try:
             pixels = torch.from_numpy(decode_image(file, size, "pad"))
             with open_image(file) as image:
+                assert image is not None  # as what could be decoded without naming bands
                 width, height = ImageOps.exif_transpose(image).size
         except (UnusableImageError, UnidentifiedImageError) as error:
             skipped.append((file, str(error)))

@@ -8,7 +8,6 @@ Each drawing is shrunk to 48 x 48, and each colour value rounded to one of 64 le
 sees and halves the file; each style is one sheet of drawings, compressed without further loss.
 """
 
-import hashlib
 import io
 import sys
 import zipfile
@@ -57,7 +56,6 @@ def main() -> None:
         for name, data in files.items():
             archive.writestr(zipfile.ZipInfo(name, DATE), data)
     print(len(names), "objects;", FILE.stat().st_size, "bytes")
-    print("SHA256 =", hashlib.sha256(FILE.read_bytes()).hexdigest())
 
 
 if __name__ == "__main__":

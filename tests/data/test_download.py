@@ -383,11 +383,15 @@ def test_links_and_devices_in_tar_are_refused(
             assert list((tmp_path / "out").iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])
-def test_links_and_devices_in_zip_are_refused(tmp_path: Path, kind: int) -> None:
-    packed = zipped(tmp_path / "a.zip", {"images": b"/etc"}, {"images": kind | 0o777})
-    with pytest.raises(DataError, match="link or a device"):
-        unpack(packed, tmp_path / "out", silent)
+def test_a_link_in_zip_leads_nowhere(tmp_path: Path) -> None:
+    link = {"images": stat.S_IFLNK | 0o777}
+    packed = zipped(tmp_path / "a.zip", {"images": b"/etc"}, link)
+    unpack(packed, tmp_path / "out", silent)
+    assert not (tmp_path / "out/images").is_symlink()
+    assert read(tmp_path / "out") == {"images": b"/etc"}
+    packed = zipped(tmp_path / "b.zip", {"images": b"/etc", "images/passwd": b""}, link)
+    with pytest.raises(DataError, match="Cannot unpack"):
+        unpack(packed, tmp_path / "other", silent)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -402,7 +406,7 @@ def test_a_file_that_is_there_twice_is_refused(tmp_path: Path, pack: str) -> Non
         with tarfile.open(path, "w") as archive:
             for _ in range(2):
                 archive.addfile(tarfile.TarInfo("a.jpg"))
-    with pytest.raises(DataError, match="twice"):
+    with pytest.raises(DataError, match=r"Cannot unpack .*File exists"):
         unpack(path, tmp_path / "out", silent)
 
 
@@ -419,7 +423,7 @@ def test_a_damaged_archive(tmp_path: Path, pack) -> None:
     content = bytearray(packed.read_bytes())
     content[60:80] = bytes(20)
     packed.write_bytes(content)
-    with pytest.raises(DataError, match=r"damaged|neither a zip nor a tar|no path|no files"):
+    with pytest.raises(DataError, match=r"damaged|neither a zip nor a tar|no path"):
         unpack(packed, tmp_path / "out", silent)
     assert read(tmp_path / "out") == {}
 
@@ -429,8 +433,3 @@ def test_a_page_instead_of_an_archive(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.zip").write_bytes(content)
     with pytest.raises(DataError, match="neither a zip nor a tar"):
         unpack(tmp_path / "a.zip", tmp_path / "out", silent)
-
-
-def test_an_archive_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no files"):
-        unpack(zipped(tmp_path / "a.zip", {}), tmp_path / "out", silent)

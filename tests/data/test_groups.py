@@ -188,7 +188,8 @@ def test_patients_of_dicom_files_are_groups_where_their_ids_tell_them_apart(
 
 
 @pytest.mark.parametrize(
-    ("pattern", "words"), [("(", "no regular"), ("P", "no part"), ("(?P<group>Q)", "no group in")]
+    ("pattern", "words"),
+    [("(", "no regular"), ("png", "a part called group"), ("(?P<group>Q)", "no group in")],
 )
 def test_a_pattern_that_cannot_serve_is_refused(pattern, words):
     with pytest.raises(DataError, match=words):

@@ -301,7 +301,7 @@ CASES = [
         "a domain that cannot be decoded",
         _spoil("south/*/*"),
         STOPS,
-        "'south' has no usable image: 6",
+        "'south' has no usable image",
     ),
     Case(LABELS, "the test domain cannot be decoded", _spoil("west/*/*"), STOPS, "'west'"),
     Case(SPLITS, "an unknown held-out domain", _folders(), STOPS, "'west'", hold_out="wset"),

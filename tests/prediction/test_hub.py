@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 import feddg
 from feddg import evaluate, predict_files
 from feddg.cli import app
-from feddg.data.mirror import hub_fault
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.methods.composition import build_method
 from feddg.prediction.classifier import RunClassifier
@@ -192,23 +191,16 @@ def test_what_the_hub_refuses_is_one_line(hub):
     hub.commit("models/an/other", {"config.json": b'{"model_type": "vit"}', WEIGHTS: b"many"})
     hub.commit("models/a/gguf", {"weights.gguf": b""})
     for name, words in (
-        ("no/body", "Cannot load hf:no/body: there is none"),
-        ("an/other@v2", "it has no such revision"),
+        ("no/body", "Cannot load hf:no/body: .*Repository Not Found"),
+        ("an/other@v2", "Revision Not Found"),
         ("an/other", "holds no model of feddg"),
-        ("a/gguf", "it has no such file"),
+        ("a/gguf", "Entry Not Found"),
         ("not a name", "Cannot load hf:not a name: "),
     ):
         with pytest.raises(FeddgError, match=words) as caught:
             feddg.load_model(f"hf:{name}")
         assert "\n" not in str(caught.value)
     assert not any(path.endswith(WEIGHTS) for _, path, _ in hub.asked), "first the configuration"
-
-
-def test_a_hub_that_does_not_answer_is_not_said_to_lack_a_file():
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    assert issubclass(LocalEntryNotFoundError, EntryNotFoundError)
-    assert hub_fault(LocalEntryNotFoundError("Check your connection.")) == "Check your connection"
 
 
 def test_what_is_there_is_not_replaced(run_of, tmp_path):

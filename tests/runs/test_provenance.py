@@ -82,7 +82,7 @@ def repaint(root: Path) -> None:
 
 CHANGES = [
     (remove_class, r"3 added, 18 removed \("),
-    (move, r"1 moved \(a/y/moved.png\)"),
+    (move, r"1 added, 1 removed \(a/x/0.png, a/y/moved.png\)"),
     (double_test_set, r"12 added \(c/x/copy-0.png, "),
     (remove_half, r"12 removed \(a/x/0.png, a/x/1.png, a/x/2.png and 9 more\)"),
     (repaint, r"1 changed \(b/y/5.png\)"),

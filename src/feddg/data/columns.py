@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -101,14 +101,28 @@ def read_columns(
     table = Columns(file, columns)
     if not len(table):
         raise DataError(f"{file} has no rows.")
-    for name, values in columns.items():
-        odd = next((index for index, text in enumerate(values) if not is_printable(text)), None)
-        if odd is not None:
-            raise DataError(
-                f"{table.row(odd)} has {values[odd][:80]!r} as {name}, with a character that "
-                "cannot be printed; take it out."
-            )
     return table
+
+
+def check_cells(name: str, cells: Sequence[str], row_at: Callable[[int], str]) -> None:
+    """Checks that a column has a text in every row, which no line of a file or log would break.
+
+    Args:
+        name: the column, for messages.
+        cells: its cells.
+        row_at: returns what a row is called in messages.
+
+    Raises:
+        DataError: a cell is empty, or cannot be printed.
+    """
+    for place, text in enumerate(cells):
+        if not text:
+            raise DataError(f"{row_at(place)} has no {name}; fill it in.")
+        if not is_printable(text):
+            raise DataError(
+                f"{row_at(place)} has {text[:80]!r} as {name}, with a character that cannot be "
+                "printed; take it out."
+            )
 
 
 def _csv(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]:

@@ -157,15 +157,6 @@ class DataSet:
     def __post_init__(self) -> None:
         if self.load is None and not self.instead:
             raise DataError(f"data set {self.name!r} has no load: say what to do instead")
-        if self.validated_by and not (
-            set(self.validated_by) == set(self.domains) >= set(self.validated_by.values())
-            and all(test != val for test, val in self.validated_by.items())
-        ):
-            raise DataError(
-                f"data set {self.name!r}: validated_by must name, for each of its domains, another"
-            )
-        if self.counts and set(self.counts) != set(self.domains):
-            raise DataError(f"data set {self.name!r}: counts must be by its domains")
 
     @property
     def title(self) -> str:
@@ -234,17 +225,8 @@ def preset_of(source: str) -> str:
 
 
 def augmentations() -> dict[str, AugmentSettings]:
-    """Returns all augmentations by name: the general ones and those of data sets.
-
-    Raises:
-        ExperimentError: an augmentation of a data set has the name of a general one.
-    """
+    """Returns all augmentations by name: the general ones and those of data sets."""
     added = {name: entry.augmentation for name, entry in DATA_SETS.items() if entry.augmentation}
-    for name in added.keys() & GENERAL_AUGMENTATIONS.keys():
-        raise ExperimentError(
-            f"the data set {name!r} has an augmentation, and a general one is called the same; "
-            "rename one"
-        )
     return {**GENERAL_AUGMENTATIONS, **added}
 
 

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -97,7 +97,6 @@ class DecodedFiles:
         table: images in files.
         size: as the rest, see :func:`open_pixels`.
         resize: see there.
-        seen: see there.
         reading: see there.
         depths: see there.
 
@@ -110,14 +109,13 @@ class DecodedFiles:
         table: ImageTable,
         size: int,
         resize: Resize,
-        seen: Callable[[str], object] | None,
         reading: Reading,
         depths: Mapping[str, int],
     ) -> None:
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
         self.root, self.paths = table.root.resolve(), tuple(sorted(set(table.paths)))
-        self.size, self.resize, self.reading, self._seen = size, resize, reading, seen
+        self.size, self.resize, self.reading = size, resize, reading
         self.shape = (len(self.paths), size, size, 3)
         self.by_file = grouped((Tile.named(path).file, path) for path in self.paths)
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
@@ -165,9 +163,6 @@ class DecodedFiles:
             raise DataError(f"{self.root / file} {error}; start again.") from None
         except UnusableImageError as error:
             return [BadImageRow(path=path, reason=str(error)) for path in paths]
-        finally:
-            if self._seen is not None:
-                self._seen(file)
 
 
 def _cached_pixels(
@@ -176,12 +171,10 @@ def _cached_pixels(
     """Returns the pixels of files from the cache; decodes them first if necessary."""
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
     if pixels.exists():
-        known = Checked.known(checked)
-        with suppress(OSError, ValueError):
-            stored = open_array(pixels, writable=False)
+        with suppress(OSError, ValueError, RunError):
+            known, stored = Checked.read(checked), open_array(pixels, writable=False)
             content = zlib.crc32(stored.reshape(-1).data)
-            alike = stored.shape == files.shape and stored.dtype == np.uint8
-            if known and alike and known.pixels == known.sealed(content):
+            if known and stored.shape == files.shape and known.pixels == known.sealed(content):
                 return stored, known.bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
@@ -219,12 +212,13 @@ def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> 
     if cache is None:
         return files.bad(progress)
     checked = cache / f"checked-{files.key}.json"
-    known = Checked.known(checked)
-    if known is None:
-        known = Checked(bad=files.bad(progress))
-        with _writing_to(cache):
-            replace_text(checked, known.to_text())
-    return known.bad
+    with suppress(RunError):  # damaged
+        if known := Checked.read(checked):
+            return known.bad
+    found = Checked(bad=files.bad(progress))
+    with _writing_to(cache):
+        replace_text(checked, found.to_text())
+    return found.bad
 
 
 class Checked(JsonFile):
@@ -236,13 +230,6 @@ class Checked(JsonFile):
     def sealed(self, pixels: int) -> int:
         """Returns the CRC-32 of the bad images after that of the pixels."""
         return zlib.crc32("".join(image.to_json() for image in self.bad).encode(), pixels)
-
-    @classmethod
-    def known(cls, path: Path) -> "Checked | None":
-        """Reads the file; None if it is missing or damaged."""
-        with suppress(RunError):
-            return cls.read(path)
-        return None
 
 
 @contextmanager
@@ -306,7 +293,6 @@ def open_pixels(
     budget_bytes: int = BUDGET_BYTES,
     on_bad_image: Literal["skip", "fail"] = "skip",
     progress: Progress = silent,
-    seen: Callable[[str], object] | None = None,
     reading: Reading = AS_IT_IS,
     depths: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ImageTable, PixelStore, list[BadImageRow]]:
@@ -320,7 +306,6 @@ def open_pixels(
         budget_bytes: tables that would need more than this are decoded on demand.
         on_bad_image: skip unusable files with a warning, or fail.
         progress: called while files are decoded.
-        seen: called with the path of each file right after it was decoded, from several threads.
         reading: which bands become colours, which values are black and white, and whether large
             images are cut into tiles, each a row of the returned table.
         depths: bits used by values deeper than 8 bits, by domain; see ``survey`` in
@@ -340,7 +325,7 @@ def open_pixels(
     if reading.tile is not None:
         with quiet_pillow(tiled=True):
             table = cut(table, reading.tile)
-    files = DecodedFiles(table, size, resize, seen, reading, depths)
+    files = DecodedFiles(table, size, resize, reading, depths)
     needed = math.prod(files.shape)
     if tiled and needed > budget_bytes:
         raise DataError(

@@ -124,7 +124,7 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
         side: side of a tile in pixels.
     """
     try:
-        with opened(file) as image:  # as stored: a turned photograph is cut before it is turned
+        with open_image(file) as image:  # as stored: a turned photograph is cut before it is turned
             size = _tiff_size(file) if image is None else image.size
             return tile_names(path, *size, side)
     except Exception:  # decoding says what is wrong with it
@@ -395,12 +395,6 @@ def _tiff_size(path: ImageSource) -> tuple[int, int]:
         return int(page.imagewidth), int(page.imagelength)
 
 
-def is_tiff(path: ImageSource) -> bool:
-    """Returns whether a file has the header of a TIFF."""
-    with open_source(path) as file:
-        return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-
-
 def bits_used(values: np.ndarray) -> int:
     """Returns the smallest usual bit depth that holds all values; 0 for floating-point numbers."""
     if values.dtype.kind == "f":
@@ -576,7 +570,7 @@ def decode_parts(
     """
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             width, height = _tiff_size(path) if image is None else image.size
             if width * height > most:
                 remedy = CUT if most == MOST_PIXELS else ""
@@ -603,19 +597,6 @@ def decode_parts(
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
         raise _unusable(path, error) from error
-
-
-@contextmanager
-def opened(path: ImageSource) -> Iterator[Image.Image | None]:
-    """Opens a file with Pillow; yields None for a TIFF of more bands than Pillow supports."""
-    with ExitStack() as stack:
-        try:
-            image = stack.enter_context(open_image(path))
-        except UnidentifiedImageError:
-            if not is_tiff(path):
-                raise
-            image = None
-        yield image
 
 
 def _part(image: Image.Image, box: Box | None) -> Image.Image:

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import stat
 import tarfile
 import tempfile
 import textwrap
@@ -24,12 +23,19 @@ from feddg.data.mirror import fetch, local_files, mirrored_files, mirrored_image
 from feddg.diagnostics import Progress
 from feddg.errors import DataError, need
 from feddg.records import JsonFile
-from feddg.storage import alone, digest, private_folder, read_text, replace_text, sync, why
+from feddg.storage import (
+    FILE_MODE,
+    alone,
+    digest,
+    file_faults,
+    private_folder,
+    read_text,
+    replace_text,
+    sync,
+)
 
 ATTEMPTS = 6
 """Tries in a row without any new byte before the download fails."""
-MOST_ATTEMPTS = 1000
-"""Tries in total."""
 PAUSE = 1.0
 """Seconds before the second try; doubled from try to try."""
 _LONGEST_PAUSE = 60.0
@@ -110,7 +116,7 @@ def _size(part: Path) -> int:
 def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
     """Requests a file again and again until all of it is there."""
     vain = 0
-    for _ in range(MOST_ATTEMPTS):
+    while True:
         before = _size(part)
         try:
             _fetch(file, part, progress)
@@ -126,12 +132,11 @@ def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
             raise DataError(f"Cannot download {file.address}: {error}.") from None
         vain = 0 if _size(part) > before else vain + 1
         if vain >= ATTEMPTS:
-            break
+            raise DataError(
+                f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have arrived; "
+                "the same command continues from there."
+            )
         time.sleep(min(PAUSE * 2**vain, _LONGEST_PAUSE))
-    raise DataError(
-        f"Cannot download {file.address}: {reason}. {_size(part):,} bytes have arrived; the same "
-        "command continues from there."
-    )
 
 
 def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
@@ -195,21 +200,16 @@ def _write(
             f"{max(free, 0) / 1e9:.1f} GB to spare."
         )
     come, limit = start, total or start + free
-    try:
-        with part.open("ab" if start else "wb") as opened:
-            part.chmod(0o600)
-            for chunk in answer.iter_content(_CHUNK):
-                come += len(chunk)
-                if come > limit:
-                    raise DataError(f"{file.address} sent more than it announced.")
-                opened.write(chunk)
-                if come >> 20 != (come - len(chunk)) >> 20 or come == total:
-                    progress(f"downloading {file.name}, MB", come >> 20, total >> 20)
-            sync(opened)
-    except requests.RequestException:
-        raise
-    except OSError as error:
-        raise DataError(f"Cannot write {part}: {why(error)}.") from None
+    with part.open("ab" if start else "wb") as opened:
+        part.chmod(FILE_MODE)
+        for chunk in answer.iter_content(_CHUNK):
+            come += len(chunk)
+            if come > limit:
+                raise DataError(f"{file.address} sent more than it announced.")
+            opened.write(chunk)
+            if come >> 20 != (come - len(chunk)) >> 20 or come == total:
+                progress(f"downloading {file.name}, MB", come >> 20, total >> 20)
+        sync(opened)
     if come < total:
         raise requests.ConnectionError(f"the connection was cut at {come:,} of {total:,} bytes")
 
@@ -230,48 +230,43 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
 
     Raises:
         DataError: it is no archive, is damaged, does not fit on the disk, or holds paths outside
-            the folder, links, devices or encrypted files; or a file is in the way.
+            the folder, a tar's links and devices, or encrypted files; or a file is in the way.
     """
-    _put(_members(archive), archive, folder, progress)
+    if zipfile.is_zipfile(archive):
+        members = _zipped(archive)
+    elif tarfile.is_tarfile(archive):
+        members = _tarred(archive)
+    else:
+        raise DataError(f"{archive} is neither a zip nor a tar file. Delete it and try again.")
+    _put(members, archive, folder, progress)
 
 
 def _put(members: Iterable[_Member], archive: Path, folder: Path, progress: Progress) -> None:
     """Writes the files of an archive into a folder, all or none."""
+    damage = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, LZMAError, RuntimeError)
     private_folder(folder)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as aside:
-            _write_all(members, archive, Path(aside), progress)
-            entries = sorted(Path(aside).iterdir())
-            for entry in entries:
-                if (folder / entry.name).exists():
-                    raise DataError(
-                        f"{folder / entry.name} already exists; move it, or name another root."
-                    )
-            for entry in entries:
-                entry.rename(folder / entry.name)
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
-        raise DataError(
-            f"{archive.name} is damaged ({why(error)}); delete it and download it again."
-        ) from None
-    except OSError as error:
-        raise DataError(f"Cannot unpack {archive} into {folder}: {why(error)}.") from None
-
-
-def _write_all(members: Iterable[_Member], archive: Path, folder: Path, progress: Progress) -> None:
-    files = 0
-    for files, (name, source) in enumerate(members, start=1):
-        path = folder.joinpath(*_steps(archive, name))
-        private_folder(path.parent)
-        try:
-            target = path.open("xb")
-        except FileExistsError:
-            raise _refused(archive, f"holds {name!r} twice") from None
-        with target, source:
-            shutil.copyfileobj(source, target)
-        path.chmod(0o600)
-        progress(f"unpacking {archive.name}", files, 0)
-    if not files:
-        raise DataError(f"{archive.name} holds no files.")
+    with (
+        file_faults(
+            DataError, f"Cannot unpack {archive} into {folder} (delete it if damaged)", *damage
+        ),
+        tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as name,
+    ):
+        aside = Path(name)
+        for files, (member, source) in enumerate(members, start=1):
+            path = aside.joinpath(*_steps(archive, member))
+            private_folder(path.parent)
+            with path.open("xb") as target, source:
+                shutil.copyfileobj(source, target)
+            path.chmod(FILE_MODE)
+            progress(f"unpacking {archive.name}", files, 0)
+        entries = sorted(aside.iterdir())
+        for entry in entries:
+            if (folder / entry.name).exists():
+                raise DataError(
+                    f"{folder / entry.name} already exists; move it, or name another root."
+                )
+        for entry in entries:
+            entry.rename(folder / entry.name)
 
 
 def _steps(archive: Path, name: str) -> list[str]:
@@ -282,30 +277,17 @@ def _steps(archive: Path, name: str) -> list[str]:
     """
     steps = [step for step in name.split("/") if step not in ("", ".")]
     if name.startswith("/") or ".." in steps or _STRANGE.search(name) or not steps:
-        raise _refused(archive, f"holds {name[:200]!r}, which is no path inside a folder")
+        raise DataError(
+            f"{archive.name} holds {name[:200]!r}, which is no path inside a folder; it is refused."
+        )
     return steps
-
-
-def _members(archive: Path) -> Iterator[_Member]:
-    if zipfile.is_zipfile(archive):
-        yield from _zipped(archive)
-    elif tarfile.is_tarfile(archive):
-        yield from _tarred(archive)
-    else:
-        raise DataError(f"{archive} is neither a zip nor a tar file. Delete it and try again.")
 
 
 def _zipped(archive: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(archive) as opened:
         for info in opened.infolist():
-            if info.is_dir():
-                continue
-            if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
-                raise _no_plain_file(archive, info.filename)
-            try:
+            if not info.is_dir():  # a link's content, its target, is written like any other
                 yield info.filename, opened.open(info)
-            except RuntimeError as error:  # encrypted, or packed in a way unknown here
-                raise DataError(f"{archive.name}: {error}; unpack it yourself.") from None
 
 
 def _tarred(archive: Path) -> Iterator[_Member]:
@@ -314,19 +296,13 @@ def _tarred(archive: Path) -> Iterator[_Member]:
             opened.members = []  # type: ignore[attr-defined]  # of a million files, each would be remembered
             if info.isdir():
                 continue
-            if not info.isreg() or info.issparse():
-                raise _no_plain_file(archive, info.name)
-            source = opened.extractfile(info)
-            assert source is not None
+            source = opened.extractfile(info) if info.isreg() else None
+            if source is None:
+                raise DataError(
+                    f"{archive.name} holds {info.name[:200]!r}, no plain file but a link or a "
+                    "device; it is refused."
+                )
             yield info.name, source
-
-
-def _no_plain_file(archive: Path, name: str) -> DataError:
-    return _refused(archive, f"holds {name[:200]!r}, no plain file but a link or a device")
-
-
-def _refused(archive: Path, why: str) -> DataError:
-    return DataError(f"{archive.name} {why}; it is refused.")
 
 
 class Received(JsonFile):

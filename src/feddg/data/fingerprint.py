@@ -1,7 +1,7 @@
 """Records which images a run used (paths, sizes, content hashes) and finds what has changed.
 
-Hashes are computed while images are decoded and cached by path, size and times. So a second look
-reads only the file entries of a folder and the changed files.
+Hashes are cached by path, size and times. So a second look reads only the file entries of a folder
+and the changed files.
 """
 
 import base64
@@ -21,7 +21,7 @@ from feddg.data.decoding import Tile
 from feddg.data.images import ImageTable
 from feddg.errors import DataError, first_names
 from feddg.records import JsonFile, Row
-from feddg.storage import Stamp, file_faults, open_file, replace_bytes, stamp
+from feddg.storage import file_faults, open_file, replace_bytes, stamp
 
 SHOWN = 3
 """Number of paths that a difference names."""
@@ -121,14 +121,9 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     A file that no longer exists does not count as changed; the code that needs it reports it.
     """
     old, new = before.contents(), now.contents()
-    gone = {content for path, (_, content) in old.items() if path not in new and content}
-    fresh = sorted(new.keys() - old.keys())
-    moved = [path for path in fresh if new[path][1] in gone]
-    arrived = {new[path][1] for path in moved}
     parts = {
-        "added": [path for path in fresh if new[path][1] not in gone],
-        "removed": sorted(path for path in old.keys() - new.keys() if old[path][1] not in arrived),
-        "moved": moved,
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
         "changed": sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
     }
     if any(parts.values()):
@@ -152,67 +147,59 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     return Difference("files", " and ".join(files)) if files else Difference()
 
 
-class ContentHashes:
-    """Hashes of the files below a folder; unchanged files are not read again.
+def content_hashes(
+    root: Path, paths: Iterable[str], cache: Path | None
+) -> dict[str, tuple[int, str]]:
+    """Returns size and hash of files by path; -1 and an empty text for one that cannot be read.
 
     Args:
         root: the folder that paths are relative to.
-        cache: folder that stores the hashes; None stores nothing.
+        paths: the files.
+        cache: folder that stores the hashes, so that unchanged files are not read again; None
+            stores nothing.
+
+    Raises:
+        DataError: the cache cannot be written.
     """
-
-    def __init__(self, root: Path, cache: Path | None) -> None:
-        self._root = root.resolve()
-        name = hashlib.blake2b(os.fsencode(self._root), digest_size=16).hexdigest()
-        self._file = None if cache is None else cache / f"hashes-{name}.json"
-        self._hashes: _Hashes = {}
-        self._fresh = False
-        if self._file is not None:
-            # Not there yet, or damaged: files are read again.
-            with suppress(OSError, ValidationError), open_file(self._file) as file:
-                self._hashes = _HASHES.validate_json(file.read())
-
-    def see(self, path: str) -> tuple[int, str]:
-        """Returns size and hash of a file; safe to call from several threads."""
-        return self._remembered(path) or self._read(path)
-
-    def _remembered(self, path: str) -> tuple[int, str] | None:
-        entry = self._hashes.get(path)
-        return None if entry is None or entry[:3] != self._stamp(path) else (entry[0], entry[3])
-
-    def _stamp(self, path: str) -> Stamp | None:
-        return stamp(f"{self._root}/{path}")  # a Path takes as long as the look at the file
-
-    def _read(self, path: str) -> tuple[int, str]:
-        with suppress(OSError):
-            if now := self._stamp(path):
-                self._hashes[path] = (*now, hash_file(self._root / path))
-                self._fresh = True
-                return now[0], self._hashes[path][3]
-        return -1, ""
-
-    def of(self, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
-        """Returns size and hash of files by path, and stores them in the cache.
-
-        Raises:
-            DataError: the cache cannot be written.
-        """
-        known = {path: self._remembered(path) for path in sorted(set(paths))}
-        new = [path for path, content in known.items() if content is None]
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            read = dict(zip(new, pool.map(self._read, new)))
-        if self._fresh and self._file is not None:
-            with file_faults(DataError, f"Cannot write the cache {self._file}"):
-                replace_bytes(self._file, _HASHES.dump_json(self._hashes))
-            self._fresh = False
-        return {path: content or read[path] for path, content in known.items()}
+    root, names, stored = root.resolve(), {*paths}, _Hashes()
+    name = hashlib.blake2b(os.fsencode(root), digest_size=16).hexdigest()
+    file = None if cache is None else cache / f"hashes-{name}.json"
+    if file is not None:
+        # Not there yet, or damaged: files are read again.
+        with suppress(OSError, ValidationError), open_file(file) as opened:
+            stored = _HASHES.validate_json(opened.read())
+    found = {
+        path: entry
+        for path, entry in stored.items()
+        if path in names and entry[:3] == stamp(f"{root}/{path}")
+    }
+    new = sorted(names - found.keys())
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        read = {
+            path: entry for path, entry in zip(new, pool.map(partial(_read, root), new)) if entry
+        }
+    if read and file is not None:
+        with file_faults(DataError, f"Cannot write the cache {file}"):
+            replace_bytes(file, _HASHES.dump_json(stored | read))
+    found |= read
+    return {path: (found[path][0], found[path][3]) if path in found else (-1, "") for path in names}
 
 
-def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
+def _read(root: Path, path: str) -> tuple[int, int, int, str] | None:
+    """Returns a file's stamp and hash; None if it cannot be read."""
+    with suppress(OSError):
+        if now := stamp(root / path):
+            return *now, hash_file(root / path)
+    return None
+
+
+def images_file(table: ImageTable, cache: Path | None, *, with_contents: bool = True) -> ImagesFile:
     """Returns the record of a table's images.
 
     Args:
         table: all images, including those that cannot be decoded.
-        hashes: the hashes below the table's root; None for rendered images.
+        cache: see :func:`content_hashes`.
+        with_contents: whether files are read and hashed.
 
     Raises:
         DataError: the cache cannot be written.
@@ -221,8 +208,9 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
     if table.images is not None:
         shape = repr(table.images.shape).encode()
         rendered = _hash([shape, np.ascontiguousarray(table.images).data])
-    elif hashes is not None:
-        for path, (size, content) in sorted(hashes.of(map(file_of, table.paths)).items()):
+    elif with_contents and table.root is not None:
+        hashes = content_hashes(table.root, map(file_of, table.paths), cache)
+        for path, (size, content) in sorted(hashes.items()):
             folder, _, name = path.rpartition("/")
             images = folders.setdefault(folder, FolderImages(names=[], sizes=[], hashes=[]))
             images.names.append(name)

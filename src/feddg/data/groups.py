@@ -49,22 +49,20 @@ def with_groups(table: ImageTable, group_by: str | None) -> ImageTable:
     if group_by == FOLDER:
         return replace(table, groups=np.array([str(PurePosixPath(p).parent) for p in table.paths]))
     try:
-        pattern = re.compile(group_by)
-    except re.error as error:
-        raise DataError(f"data.group_by: {group_by!r} is no regular expression: {error}.") from None
-    if PART not in pattern.groupindex:
+        matches = [re.search(group_by, path) for path in table.paths]
+        groups = [match[PART] if match else "" for match in matches]
+    except (re.error, IndexError) as error:
         raise DataError(
-            f"data.group_by: {group_by!r} has no part called group; write it as in "
-            r"(?P<group>P\d+)_, or folder for one group a folder."
-        )
-    matches = [pattern.search(path) for path in table.paths]
-    for path, match in zip(table.paths, matches):
-        if match is None or not match[PART]:
+            f"data.group_by: {group_by!r} is no regular expression with a part called group "
+            rf"({error}); write it as in (?P<group>P\d+)_, or folder for one group a folder."
+        ) from None
+    for path, group in zip(table.paths, groups):
+        if not group:
             raise DataError(
                 f"data.group_by: {group_by!r} finds no group in {path}; a pattern must match the "
                 "path of every image."
             )
-    return replace(table, groups=np.array([match[PART] for match in matches if match]))
+    return replace(table, groups=np.array(groups))
 
 
 def _patients(table: ImageTable) -> np.ndarray | None:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
@@ -13,11 +13,11 @@ from typing import IO
 from unicodedata import normalize
 
 import numpy as np
-from PIL import Image, features
+from PIL import Image, UnidentifiedImageError, features
 
 from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
-from feddg.storage import entries, file_faults, open_file, stamp
+from feddg.storage import entries, open_file, stamp
 from feddg.text import printable
 
 _ALWAYS = {
@@ -33,6 +33,8 @@ _ALWAYS = {
 }
 _JPEG2000 = {".jp2": "JPEG2000", ".j2k": "JPEG2000"}
 _AVIF = {".avif": "AVIF"}
+_TIFFS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+"""How TIFFs begin."""
 _HEIF = {".heic": "HEIF", ".heif": "HEIF"}
 """Photos of phones: need the optional package pillow-heif."""
 _DICOM = {".dcm": "DICOM", ".dicom": "DICOM"}
@@ -121,8 +123,10 @@ def is_dicom(file: Path) -> bool:
 
 
 @contextmanager
-def open_image(path: ImageSource) -> Iterator[Image.Image]:
+def open_image(path: ImageSource) -> Iterator[Image.Image | None]:
     """Opens an image file of a supported format with Pillow, without decoding it.
+
+    Yields None for a TIFF of more bands than Pillow supports.
 
     Raises:
         PIL.UnidentifiedImageError: its content has none of these formats.
@@ -135,7 +139,14 @@ def open_image(path: ImageSource) -> Iterator[Image.Image]:
     elif (ending in _DICOM or ending not in IMAGE_SUFFIXES) and ".dcm" in IMAGE_SUFFIXES:
         register_dicom()
         formats = ("DICOM", *FORMATS)  # first: a TIFF may be hidden in its head
-    with open_source(path) as file, Image.open(file, formats=formats) as image:
+    with ExitStack() as stack:
+        file, image = stack.enter_context(open_source(path)), None
+        try:
+            image = stack.enter_context(Image.open(file, formats=formats))
+        except UnidentifiedImageError:
+            file.seek(0)
+            if file.read(4) not in _TIFFS:
+                raise
         yield image
 
 
@@ -383,18 +394,14 @@ def composed(name: str) -> str:
 
 
 def check_folder(root: Path | str) -> Path:
-    """Returns a folder, of a user also as ``~``, after checking that it can be read.
+    """Returns a folder, of a user also as ``~``, after checking that it is there.
 
     Raises:
-        DataError: it does not exist or cannot be read.
+        DataError: it is not.
     """
     root = Path(os.path.expanduser(root))
-    with file_faults(DataError, f"The image folder {root} cannot be read", ValueError):
-        is_there = root.is_dir()
-    if not is_there:
+    if not os.path.isdir(root):  # False also for what cannot be looked at
         raise DataError(f"{root} does not exist, or is not a folder. Expected {LAYOUT}.")
-    if not os.access(root, os.R_OK | os.X_OK):
-        raise DataError(f"The image folder {root} may not be read. Change its permissions.")
     return root
 
 
@@ -468,13 +475,11 @@ def is_image(name: str) -> bool:
 
 def _what_is_there(root: Path) -> str:
     """Describes a folder with another layout, so that its owner sees what to change."""
-    for folder, _, files in os.walk(root):
-        image = next((name for name in sorted(files) if is_image(name)), None)
-        if image is not None:
-            place = Path(folder)
-            above = place.parent.parent
-            named = f": {above}" if above.is_relative_to(root) else ""
-            return f"There is an image at {place / image}: name the folder two levels above{named}."
+    image = next(images_below(root), None)
+    if image is not None:
+        above = image.parent.parent.parent
+        named = f": {above}" if above.is_relative_to(root) else ""
+        return f"There is an image at {image}: name the folder two levels above{named}."
     names = folder_names(root)
     if not names:
         return "It holds no folders."

@@ -6,11 +6,12 @@ If a result would be meaningless, the run stops here with one line.
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,7 +25,6 @@ from feddg.data.decoding import (
     Samples,
     bits_used,
     is_deep,
-    opened,
     quiet_pillow,
     read_samples,
     read_tiff,
@@ -34,20 +34,21 @@ from feddg.data.images import (
     IMAGE_SUFFIXES,
     REMEDIES,
     ImageTable,
-    composed,
     is_dicom,
+    open_image,
     plain_name,
     spelt_alike,
 )
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import ROLES, Splits
 from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning
-from feddg.errors import MissingPackage, first_names
+from feddg.errors import first_names
 from feddg.records import BadImageRow
 from feddg.rng import numpy_stream
 from feddg.settings import DataSettings, grouped
 from feddg.text import counted, number
 
+Item = TypeVar("Item")
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
 even shares.
@@ -82,19 +83,12 @@ _PLACE = re.compile(
     r"cartoon|painting|clipart)s?($|[\W\d_])"
 )
 """Names that domains have, and classes hardly ever."""
-_MISSING = ("na", "nan", "null", "n/a")
-"""Classes that are called like a missing label."""
 _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
 
-def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnostic]:
-    """Finds names that differ in spelling only, and domains and classes without usable images.
-
-    Args:
-        table: usable images.
-        bad: paths of the skipped files.
-    """
+def about_labels(table: ImageTable) -> Iterator[Diagnostic]:
+    """Finds names that differ in spelling only, and domains and classes without usable images."""
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
         for group in similar(names):
             yield warning(
@@ -102,13 +96,6 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
                 f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
-    missing = [name for name in table.class_names if name.casefold() in _MISSING]
-    if missing:
-        yield warning(
-            "class-called-missing",
-            f"There are images of {_classes(missing)}, which may stand for a missing label.",
-            "If it does, take these rows out of the table.",
-        )
     places, others = (
         [bool(_PLACE.search(name.casefold())) for name in names]
         for names in (table.class_names, table.domain_names)
@@ -123,11 +110,11 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     counts = table.counts()
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
-            out = sum(composed(path.split("/")[0]) == domain for path in bad)
-            why = f": {counted(out, 'file')} of it cannot be used" if out else ""
-            text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
-                "domain-without-images", "error", text, "Repair them, or take the folder out."
+                "domain-without-images",
+                "error",
+                f"The domain '{domain}' has no usable image.",
+                "Repair its files, or take the folder out.",
             )
     classes = counts.sum(axis=0)
     unused = [name for name, images in zip(table.class_names, classes.tolist()) if not images]
@@ -147,23 +134,16 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         for domain, row in zip(table.domain_names, counts.tolist())
         if any(row) and not all(row)
     }
-    if lacking:
-        all_classes = len(table.class_names)
-        few = [
-            domain
-            for domain, names in lacking.items()
-            if len(names) > all_classes / 2 or len(names) == all_classes - 1
-        ]
-        parts = [
-            f"{domain} lacks {first_names(lacking[domain], SHOWN)}"
-            for domain in dict.fromkeys([*few, *lacking])
-        ]
-        more = f"; and {len(parts) - SHOWN} more domains" if len(parts) > SHOWN else ""
-        text = f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}."
+    most = sorted(lacking, key=lambda domain: -len(lacking[domain]))
+    if most:
+        parts = [f"{domain} lacks {first_names(lacking[domain], SHOWN)}" for domain in most]
+        text = f"Some domains lack classes: {first_names(parts, SHOWN)}."
         advice = (
             "Where classes are missing, a model may learn the place instead: add images, or leave "
             "the domain out (data.leave_out)."
         )
+        classes_left = len(table.class_names) - len(lacking[most[0]])
+        few = classes_left < max(2, len(table.class_names) / 2)
         yield warning("missing-classes", text, advice) if few else note("missing-classes", text)
 
 
@@ -539,7 +519,6 @@ def open_images(
     data: DataSettings,
     cache: Path | None,
     progress: Progress = silent,
-    seen: Callable[[str], object] | None = None,
 ) -> tuple[Opened, Survey]:
     """Opens a table's images as an experiment's data settings say; tells how they are stored.
 
@@ -548,7 +527,6 @@ def open_images(
         data: the settings.
         cache: as the rest, see :func:`feddg.data.decoded.open_pixels`.
         progress: called while files are decoded.
-        seen: called with the path of each file.
 
     Raises:
         DataError: see there.
@@ -565,7 +543,6 @@ def open_images(
         reading=reading,
         depths=surveyed.depths,
         progress=progress,
-        seen=seen,
     )
     return opened, surveyed
 
@@ -573,16 +550,9 @@ def open_images(
 def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
     """Returns the bit depth used by files, from ``SAMPLE`` of those that may be deep; 0 for 8 bits.
 
-    All files count as one domain, as images predicted together do. If there are too many to list at
-    once, the sample holds the first files and then fewer and fewer of the later ones.
+    All files count as one domain, as images predicted together do.
     """
-    chosen: list[Path] = []
-    step = 1
-    for place, file in enumerate(f for f in files if f.suffix.lower() in _MAYBE_DEEP):
-        if place % step == 0:
-            chosen.append(file)
-        if len(chosen) > 2 * SAMPLE:  # evenly spaced still, in constant memory
-            chosen, step = chosen[::2], 2 * step
+    chosen = evenly([file for file in files if file.suffix.lower() in _MAYBE_DEEP], SAMPLE)
     return max((bits for bits, _ in _looks(chosen, reading)), default=0)
 
 
@@ -612,7 +582,7 @@ def files_by_domain(table: ImageTable) -> dict[str, list[str]]:
     return {name: files.get(domain, []) for domain, name in enumerate(table.domain_names)}
 
 
-def evenly(items: Sequence[str], count: int) -> list[str]:
+def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Returns at most ``count`` items, evenly spaced."""
     count = min(count, len(items))
     return [items[place * len(items) // count] for place in range(count)]
@@ -645,7 +615,7 @@ def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) ->
         most: the largest number of pixels to look at.
     """
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             if image is None:
                 return read_tiff(path)
             pixels = image.size[0] * image.size[1]
@@ -655,8 +625,6 @@ def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) ->
                 return None
             with nullcontext() if pixels <= MOST_PIXELS else ONE_HUGE_IMAGE:
                 return read_samples(path, image)
-    except MissingPackage:
-        raise
     except Exception:  # decoding says what is wrong with it
         return None
 
@@ -717,14 +685,12 @@ def stored_images(table: ImageTable) -> dict[str, dict[str, object]]:
 def _head(path: Path) -> tuple[int, int, str] | None:
     """Returns width, height and kind of a file; None if it cannot be opened."""
     try:
-        with opened(path) as image:
+        with open_image(path) as image:
             if image is None:
                 height, width, bands = (values := read_tiff(path).values).shape
                 return width, height, f"{values.dtype} x {bands}"
             deep = is_deep(image) and image.mode in ("RGB", "RGBA")
             return (*image.size, f"16 bits x {len(image.getbands())}" if deep else image.mode)
-    except MissingPackage:
-        raise
     except Exception:  # decoding says what is wrong with it
         return None
 

@@ -22,22 +22,7 @@ _PLAIN = re.compile(r"[\w+-][\w .()+-]*")
 
 def hub_fault(error: Exception) -> str:
     """Returns the reason why a request to the Hugging Face hub failed, in one line."""
-    from huggingface_hub import errors
-
-    token = "`hf auth login`, or the environment's HF_TOKEN"
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if isinstance(error, errors.GatedRepoError):
-        return f"its owner must let you in first: open its page, then take a token ({token})"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"there is none of this name, or it is private and needs a token ({token})"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return "it has no such revision"
-    unreachable = isinstance(error, errors.LocalEntryNotFoundError)
-    if isinstance(error, errors.EntryNotFoundError) and not unreachable:
-        return "it has no such file"
-    if isinstance(error, errors.LocalTokenNotFoundError) or status in (401, 403):
-        return f"it needs a token that may do so: {token}"
-    return textwrap.shorten(why(error).removesuffix("."), 200)
+    return textwrap.shorten(why(error).removesuffix("."), 300)
 
 
 def mirrored_files(definition: DataSet, mirror: Mirror, revision: str) -> tuple[str, list[str]]:

@@ -327,10 +327,7 @@ def taken_images(
             replace_text(aside / LISTING, json.dumps(paths))
             if not folder.is_dir():
                 aside.rename(folder)
-    try:
-        return folder, [str(path) for path in json.loads(read_text(folder / LISTING, DataError))]
-    except ValueError:
-        raise DataError(f"{folder} is damaged. Delete that folder and try again.") from None
+    return folder, [str(path) for path in json.loads(read_text(folder / LISTING, DataError))]
 
 
 def _write(folder: Path, name: str, content: bytes) -> str:

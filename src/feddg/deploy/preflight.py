@@ -189,7 +189,7 @@ def check_decoding(
         return note(code, f"{len(table)} images need no decoding.")
     places = numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int)
     sample, reading = table.take(numpy.unique(places)), Reading.of(data)
-    files = DecodedFiles(sample, data.image_size, data.resize, None, reading, depths)
+    files = DecodedFiles(sample, data.image_size, data.resize, reading, depths)
     with quiet_pillow(tiled=data.tile is not None):
         bad = files.bad(silent)
     count = len(bad)

@@ -20,8 +20,8 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.data.class_names import renumbered
 from feddg.data.data_set import find_augmentation, load_source
 from feddg.data.fingerprint import (
-    ContentHashes,
     ImagesFile,
+    content_hashes,
     contents_of_rows,
     difference,
     file_of,
@@ -293,7 +293,7 @@ def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnos
         return None
     if table.root is not None:
         files = [file_of(path) for path in table.paths]
-        hashes = ContentHashes(table.root, cache).of(files)
+        hashes = content_hashes(table.root, files, cache)
         contents = [hashes[file][1] for file in files]
     elif table.feature_names:
         contents = contents_of_rows(table)
@@ -607,7 +607,7 @@ class Site:
         closed = method_class(self.experiment.method.name).one_round
         seed = self.experiment.seed
         memory = SiteMemory(cache, request.run, self.config.site, seed, closed=closed)
-        now = images_file(table, None if table.root is None else ContentHashes(table.root, cache))
+        now = images_file(table, cache)
         now = now.model_copy(update={"files": methods_files(self.experiment)})
         before = ImagesFile.read(memory.folder / IMAGES)
         if before is None:

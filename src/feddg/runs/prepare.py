@@ -21,7 +21,6 @@ from feddg.clients.client import Examples, Worker, batches_of_pass, steps_of_rou
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of, load_source
 from feddg.data.decoding import Reading, cut, quiet_pillow, whole_images
 from feddg.data.fingerprint import (
-    ContentHashes,
     ImagesFile,
     contents_of_rows,
     file_of,
@@ -162,7 +161,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     table = load_images_of(data)
     _check_names(experiment, table)
     root = table.root if _keeps_copies_together(data) else None
-    contents = images_file(table, None if root is None else ContentHashes(root, cache))
+    contents = images_file(table, cache, with_contents=root is not None)
     if root is not None:
         cells = list(zip(table.labels.tolist(), table.domains.tolist()))
         unusable = {
@@ -191,10 +190,8 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     data = experiment.data
     table = load_images_of(data)
     _check_names(experiment, table)
-    hashes = None if table.root is None else ContentHashes(table.root, cache)
-    seen = None if hashes is None else hashes.see
-    opened, surveyed = open_images(table, data, cache, progress=progress, seen=seen)
-    contents = images_file(table, hashes).model_copy(
+    opened, surveyed = open_images(table, data, cache, progress=progress)
+    contents = images_file(table, cache).model_copy(
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
     )
     ignored = ignored_files(table, data.leave_out)
@@ -224,7 +221,7 @@ def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
     return [
         *about_ignored(loaded.ignored),
         *about_survey(loaded.surveyed, loaded.reading),
-        *about_labels(loaded.table, [image.path for image in loaded.bad]),
+        *about_labels(loaded.table),
     ]
 
 

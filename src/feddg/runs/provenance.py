@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from feddg.data.data_set import load_images_of
-from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, difference, images_file
+from feddg.data.fingerprint import Difference, ImagesFile, difference, images_file
 from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment
@@ -50,8 +50,7 @@ class ImagesNow:
         key = repr((data.source, data.root, data.all_options, data.leave_out, data.group_by))
         if key not in self._known:
             table = load_images_of(data)
-            hashes = None if table.root is None else ContentHashes(table.root, self._cache)
-            images = images_file(table, hashes)
+            images = images_file(table, self._cache)
             self._known[key] = images, images.fingerprint()
         return self._known[key]
 

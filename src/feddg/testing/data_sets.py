@@ -9,7 +9,7 @@ import numpy
 
 from feddg.data.decoded import open_pixels
 from feddg.data.decoding import require_own_names
-from feddg.data.fingerprint import ContentHashes, file_of, images_file
+from feddg.data.fingerprint import content_hashes, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import about_copies, about_labels
 from feddg.data.splits import from_roles
@@ -74,15 +74,14 @@ def _about_names(table: ImageTable) -> list[Fault]:
 
 
 def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
-    hashes = None if table.root is None else ContentHashes(table.root, None)
     splits = None if table.split is None else from_roles(table.split)
-    if images_file(table, hashes) != images_file(again, hashes) or table.paths != again.paths:
+    if images_file(table, None) != images_file(again, None) or table.paths != again.paths:
         why = "Nobody could repeat a result: draw from a generator of your own, sort what you list"
         yield Fault("the same images twice", "the second time it gives others", why)
-    if hashes is not None:
+    if table.root is not None:
         open_pixels(table, 32, cache=None, on_bad_image="fail")
         files = [file_of(path) for path in table.paths]
-        known = hashes.of(files)
+        known = content_hashes(table.root, files, None)
         contents = [known[file][1] for file in files]
     else:
         assert table.images is not None

@@ -63,17 +63,6 @@ def test_the_credits_and_licences_are_beside_it():
     assert emoji.FILE.stat().st_size < 5e6
 
 
-def test_a_damaged_file_is_named(tmp_path, monkeypatch):
-    content = bytearray(emoji.FILE.read_bytes())
-    content[1000] ^= 1
-    monkeypatch.setattr(emoji, "FILE", tmp_path / "emoji.zip")
-    emoji._drawings.cache_clear()
-    for write in (lambda: None, lambda: emoji.FILE.write_bytes(content)):
-        write()
-        with pytest.raises(DataError, match=r"emoji\.zip is damaged or missing"):
-            load_source("emoji")
-
-
 def test_a_folder_is_refused(tmp_path):
     with pytest.raises(DataError, match="reads no folder"):
         load_source("emoji", tmp_path)

@@ -60,12 +60,6 @@ def test_client_and_split_are_optional_and_columns_may_be_called_otherwise(tmp_p
     assert named.clients.tolist() == [row[3] for row in rows]
 
 
-@pytest.mark.parametrize("name", ["table.csv", "images.csv", "metadata.csv"])
-def test_a_folder_with_a_table(tmp_path: Path, name: str) -> None:
-    write_table(tmp_path / name, hospital(tmp_path))
-    assert len(load_source("table", tmp_path)) == 48
-
-
 def test_paths_are_found_however_they_are_written(tmp_path: Path) -> None:
     rows = hospital(tmp_path)
     plain = [row[0] for row in rows]
@@ -92,7 +86,7 @@ def test_a_bad_row_is_named_in_one_line(
         ),
         (
             changed(3, "path", "C:\\x\\1.png"),
-            r"^row 5 .*; write it relative to that folder\.$",
+            r"^row 5 .*; write it relative to that folder, or",
         ),
         (changed(3, "path", "a\0b.png"), r"^row 5 of t\.csv has 'a\\x00b.png' as path, with a cha"),
         (
@@ -110,12 +104,8 @@ def test_a_bad_row_is_named_in_one_line(
         (changed(3, "split", ""), r"^row 5 of t\.csv has no split"),
         (changed(3, "split", "holdout"), r"^row 5 of t\.csv has 'holdout' as split; expected"),
         (
-            lambda rows: rows.append([rows[0][0], "ill", *rows[0][2:]]),
-            r"^row 50 of t\.csv gives scans/\S+ the label 'ill', and row 2 'healthy'",
-        ),
-        (
             lambda rows: rows.append([f"./{rows[0][0]}", *rows[0][1:4], "val"]),
-            r"^row 50 of t\.csv gives scans/\S+ the split 'val', and row 2 'train'",
+            r"t\.csv: row 2 .* and row 50 .* have the same path 'scans/",
         ),
         (lambda rows: rows[7].pop(), r"^row 9 of t\.csv has 4 cells"),
         (lambda rows: rows.clear(), r"t\.csv has no rows"),
@@ -137,17 +127,10 @@ def test_a_bad_row_is_named_in_one_line(
             assert "\n" not in str(caught.value)
 
 
-def test_a_row_that_is_twice_the_same_counts_once(tmp_path: Path) -> None:
-    rows = hospital(tmp_path)
-    table = load_source("table", write_table(tmp_path / "t.csv", [*rows, rows[5]]))
-    assert list(table.paths) == [row[0] for row in rows]
-
-
 def test_a_root_that_is_no_table(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds none of table\.csv"):
-        load_source("table", tmp_path)
-    with pytest.raises(DataError, match="is no table"):
-        load_source("table", image(tmp_path / "a.png"))
+    for root in (tmp_path, image(tmp_path / "a.png")):
+        with pytest.raises(DataError, match="is no table"):
+            load_source("table", root)
     with pytest.raises(DataError, match=r"Cannot read .*gone\.csv"):
         load_source("table", tmp_path / "gone.csv")
 

@@ -1,11 +1,9 @@
 """Data sets listed in a file of annotations: Camelyon17, iWildCam and Terra Incognita."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +20,10 @@ from feddg.data.published import (
 from feddg.data.splits import ROLES
 from feddg.diagnostics import warn
 from feddg.errors import DataError
-from feddg.storage import read_text
+from feddg.storage import file_faults, read_text
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 HELD_OUT = {"1": "val", "2": "test"}
 """Hospitals that the official split holds out; the metadata file does not tell."""
@@ -34,23 +35,23 @@ IMAGES = "eccv_18_all_images_sm"
 """Folder of all images in the published archive."""
 
 
-def _annotated(file: Path) -> Iterator[tuple[str, str, str]]:
-    """Yields file name, place and class of every annotation."""
-    try:
-        content: Any = json.loads(read_text(file, DataError))
-        classes = {category["id"]: str(category["name"]) for category in content["categories"]}
-        shown = {record["id"]: record for record in content["images"]}
-        for annotation in content["annotations"]:
-            image = shown[annotation["image_id"]]
-            name = str(image["file_name"])
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise DataError(f"{file} names an image outside its folder: {name}.")
-            yield name, str(image["location"]), classes[annotation["category_id"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(
-            f"{file} is no file of annotations with images, categories and annotations "
-            f"({type(error).__name__}: {error}). Take it out of the folder."
-        ) from None
+def _annotated(file: Path) -> "DataFrame":
+    """Returns file name, location and class (``name``) of every annotation."""
+    import pandas
+
+    what = f"{file} is no file of annotations with images, categories and annotations"
+    with file_faults(DataError, what, ValueError, KeyError, TypeError, RecursionError):
+        content = json.loads(read_text(file, DataError))
+        images, classes, found = (
+            pandas.DataFrame(content[kind], columns=columns)
+            for kind, columns in (
+                ("images", ["id", "file_name", "location"]),
+                ("categories", ["id", "name"]),
+                ("annotations", ["image_id", "category_id"]),
+            )
+        )
+        found = found.merge(images, left_on="image_id", right_on="id")
+        return found.merge(classes, left_on="category_id", right_on="id")
 
 
 def list_camelyon17(root: Path | None) -> ImageTable:
@@ -156,6 +157,8 @@ def _from_annotations(root: Path, images: Path) -> ImageTable:
     Raises:
         DataError: there are no annotations, or they have another format.
     """
+    import pandas
+
     # Hidden ones are what macOS puts beside the files of an archive.
     files = sorted(file for file in root.glob("**/*.json") if not file.name.startswith("."))
     if not files:
@@ -163,21 +166,22 @@ def _from_annotations(root: Path, images: Path) -> ImageTable:
             f"{images} holds images, and there are no annotations below {root}: unpack the archive "
             "of the annotations there, too."
         )
-    found: dict[str, tuple[str, str]] = {}
-    for name, number, label in chain.from_iterable(map(_annotated, files)):
-        place = f"location_{number}"
-        if place in TERRA_INCOGNITA.domains and label in TERRA_INCOGNITA.classes:
-            # An image of two animals: the first class counts, whatever the order of files.
-            found[name] = min(found.get(name, (label, place)), (label, place))
-    if not found:
+    found = pandas.concat(map(_annotated, files))
+    found["place"] = "location_" + found["location"].astype(str)
+    wanted = found["place"].isin(TERRA_INCOGNITA.domains)
+    found = found[wanted & found["name"].isin(TERRA_INCOGNITA.classes)]
+    if found.empty:
         raise DataError(f"The annotations below {root} name no image of {TERRA_INCOGNITA.title}.")
-    names = sorted(found)
-    labels, places = zip(*(found[name] for name in names))
+    # An image of two animals: the first class counts, whatever the order of files.
+    found = found.sort_values(["file_name", "name", "place"]).drop_duplicates("file_name")
+    for name in found["file_name"]:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise DataError(f"The annotations name an image outside its folder: {name}.")
     return listed_images(
         root,
-        [(images / name).relative_to(root).as_posix() for name in names],
-        labels,
-        places,
+        [(images / name).relative_to(root).as_posix() for name in found["file_name"]],
+        found["name"].tolist(),
+        found["place"].tolist(),
         listed_in="the annotations",
         class_names=TERRA_INCOGNITA.classes,
         domain_names=TERRA_INCOGNITA.domains,

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from feddg.data.columns import check_cells
 from feddg.data.data_set import checked_options, define
 from feddg.data.images import ImageTable, is_printable
 from feddg.data.published import needs_root
@@ -56,7 +57,7 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
     rows = range(1, len(frame) + 1)
     return images_of_columns(
         texts,
-        lambda place: f"row {rows[place]} of {file.name}",
+        lambda place: f"row {place + 1} of {file.name}",
         root=None,
         paths=texts.get("path") or [f"{file.name}#{row}" for row in rows],
         listed_in=file.name,
@@ -173,18 +174,10 @@ def _texts(
     """Returns the cells of all columns that are no features, or of those wanted, by option."""
     result: dict[str, list[str]] = {}
     for option, column in options.columns.items():
-        if column not in frame or (wanted and option not in wanted):
-            continue
-        cells = zip(frame[column], frame[column].isna())
-        texts = result[option] = ["" if missing else str(value).strip() for value, missing in cells]
-        for row, text in enumerate(texts, start=1):
-            if not text:
-                raise DataError(f"row {row} of {file.name} has no {column}; fill it in.")
-            if not is_printable(text):
-                raise DataError(
-                    f"row {row} of {file.name} has {text[:80]!r} as {column}, with a character "
-                    "that cannot be printed; take it out."
-                )
+        if column in frame and (not wanted or option in wanted):
+            cells = zip(frame[column], frame[column].isna())
+            result[option] = ["" if missing else str(value).strip() for value, missing in cells]
+            check_cells(column, result[option], lambda place: f"row {place + 1} of {file.name}")
     return result
 
 

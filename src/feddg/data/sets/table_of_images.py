@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from feddg.data import splits
-from feddg.data.columns import FIRST, Columns, read_columns
+from feddg.data.columns import FIRST, Columns, check_cells, read_columns
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, composed, listed_images, roles_of_domains
 from feddg.data.published import needs_root
@@ -16,8 +16,6 @@ from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
 from feddg.storage import stamp
 
-NAMES = ("table", "images", "metadata")
-"""Possible names of the file if ``root`` is a folder."""
 SUBGROUP = "subgroup "
 """What the option of a subgroup's column begins with, before its name."""
 ROLES = {
@@ -84,14 +82,15 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
 
     Args:
-        root: the table, or a folder with ``table.csv``, ``images.csv`` or ``metadata.csv``.
+        root: the table, which ends in ``.csv``.
         options: names of its columns, and the folder of the images.
 
     Raises:
         DataError: a column is missing, or a row is wrong; the message names it.
     """
-    file = _table(needs_root("table", root))
-    name_of = options.columns
+    file, name_of = needs_root("table", root), options.columns
+    if file.suffix.lower() != ".csv":
+        raise DataError(f"{file} is no table; a table ends in .csv.")
     table = read_columns(
         file,
         options.required(("path", "label", "domain")),
@@ -102,35 +101,17 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     folder = options.images or file.parent
     if not folder.is_dir():
         raise DataError(f"The folder of the images, {folder}, does not exist.")
-    there = {option: name for option, name in name_of.items() if name in table}
-    for name in there.values():
-        empty = next((index for index, text in enumerate(table[name]) if not text), None)
-        if empty is not None:
-            raise DataError(f"{table.row(empty)} has no {name}; fill it in, or take the row out.")
-    files = table[there.pop("path")]
-    paths = [_inside(table, index, text, folder) for index, text in enumerate(files)]
-    rows = _once(table, paths, [*there.values()])
+    texts = {option: table[name] for option, name in name_of.items() if name in table}
+    for option, cells in texts.items():
+        check_cells(name_of[option], cells, table.row)
     return images_of_columns(
-        {option: [table[name][row] for row in rows] for option, name in there.items()},
-        lambda place: table.row(rows[place]),
+        texts,
+        table.row,
         root=folder,
-        paths=[paths[row] for row in rows],
+        paths=[_inside(table, index, text, folder) for index, text in enumerate(texts["path"])],
         listed_in=file.name,
-        listed_rows=[row + FIRST for row in rows],
+        listed_rows=range(FIRST, FIRST + len(table)),
     )
-
-
-def _table(root: Path) -> Path:
-    if root.is_dir():
-        files = [root / f"{name}.csv" for name in NAMES]
-        there = next((file for file in files if file.is_file()), None)
-        if there is None:
-            names = ", ".join(file.name for file in files)
-            raise DataError(f"{root} holds none of {names}. Give the table itself as root.")
-        return there
-    if root.suffix.lower() != ".csv":
-        raise DataError(f"{root} is no table; a table ends in .csv.")
-    return root
 
 
 def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
@@ -143,26 +124,10 @@ def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
     path, drive = PurePosixPath(posixpath.normpath(path)), PureWindowsPath(text).drive
     if not (path.is_absolute() or drive or path.parts[:1] in ((), ("..",))):
         return str(path)
-    advice = "name the folder that holds all images: --set data.options.images=FOLDER"
-    if drive:  # of no use where there are no drives
-        advice = "write it relative to that folder"
     raise DataError(
-        f"{table.row(index)} has the path {text!r}, which is not inside {folder}; {advice}."
+        f"{table.row(index)} has the path {text!r}, which is not inside {folder}; write it "
+        "relative to that folder, or name the one of all images: --set data.options.images=FOLDER."
     )
-
-
-def _once(table: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Returns the rows to use: the first of several identical rows of a file."""
-    first: dict[str, int] = {}
-    for index, path in enumerate(paths):
-        before = first.setdefault(path, index)
-        for name in names:
-            if table[name][before] != table[name][index]:
-                raise DataError(
-                    f"{table.row(index)} gives {path} the {name} {table[name][index]!r}, and row "
-                    f"{before + FIRST} {table[name][before]!r}; one of them is wrong."
-                )
-    return list(first.values())
 
 
 def images_of_columns(
