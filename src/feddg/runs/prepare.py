@@ -584,6 +584,7 @@ def in_process(
     cache: Path,
     progress: Progress = silent,
     *,
+    make: type[Federation] = Federation,
     transport: Callable[..., InProcess] = InProcess,
 ) -> Federation:
     """Returns an experiment's federation, whose clients are in this process.
@@ -592,6 +593,7 @@ def in_process(
         experiment: the experiment.
         cache: folder for decoded pixels and methods' results.
         progress: called with the progress.
+        make: puts it together.
         transport: makes the transport to the clients.
 
     Raises:
@@ -610,13 +612,14 @@ def in_process(
             "into data.pixel_budget_gb: feddg data inspect looks for them, given the hold-out."
         )
         emit(note("near-copies-not-looked-for", text))
-    return federation_of(experiment, images, cache, transport)
+    return federation_of(experiment, images, cache, make, transport)
 
 
 def federation_of(
     experiment: Experiment,
     images: Images,
     cache: Path,
+    make: type[Federation] = Federation,
     transport: Callable[..., InProcess] = InProcess,
 ) -> Federation:
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
@@ -630,7 +633,7 @@ def federation_of(
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
-    federation = Federation(*parts, augmentation=chosen, cache=cache, in_process=transport)
+    federation = make(*parts, augmentation=chosen, cache=cache, in_process=transport)
     federation.evaluation = build_evaluation(settings, images, federation.worker)
     return federation
 
