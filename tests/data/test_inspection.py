@@ -126,6 +126,15 @@ def test_folders_of_classes_above_those_of_domains_are_noticed(subtests):
             assert [one.code for one in about_labels(table)] == ["folders-swapped"] * swapped
 
 
+@pytest.mark.parametrize("name", ["NaN", "NA", "null", "n/a"])
+def test_a_class_called_like_a_missing_label_is_warned_about(name):
+    names = (name, "cat")
+    table = ImageTable(("1", "2"), np.arange(2), np.zeros(2, int), names, ("a",), root=Path("."))
+    (found,) = about_labels(table)
+    assert str(found.severity) == "warning"
+    assert found.text.startswith(f"There are images of the class '{name}', which may")
+
+
 @pytest.mark.parametrize(("missing", "level"), [(1, "INFO"), (2, "WARNING")])
 def test_a_domain_of_few_of_the_classes_is_warned_about(tmp_path, caplog, missing, level):
     root = make_folder(tmp_path / "images", classes=("w", "x", "y"), each=60)

@@ -83,6 +83,8 @@ _PLACE = re.compile(
     r"cartoon|painting|clipart)s?($|[\W\d_])"
 )
 """Names that domains have, and classes hardly ever."""
+_MISSING = ("na", "nan", "null", "n/a")
+"""Classes that are called like a missing label."""
 _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
@@ -96,6 +98,13 @@ def about_labels(table: ImageTable) -> Iterator[Diagnostic]:
                 f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
+    missing = [name for name in table.class_names if name.casefold() in _MISSING]
+    if missing:
+        yield warning(
+            "class-called-missing",
+            f"There are images of {_classes(missing)}, which may stand for a missing label.",
+            "If it does, take these rows out of the table.",
+        )
     places, others = (
         [bool(_PLACE.search(name.casefold())) for name in names]
         for names in (table.class_names, table.domain_names)
