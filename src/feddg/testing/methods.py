@@ -5,15 +5,14 @@ run, another order of clients, a resumed run or a GPU would give others.
 """
 
 import copy
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +22,7 @@ from torch.utils import backend_registration
 
 from feddg.clients import together
 from feddg.diagnostics import emit, note
-from feddg.errors import ExperimentError, FeddgError
+from feddg.errors import ExperimentError, FeddgError, in_words
 from feddg.federation.federation import Clients
 from feddg.federation.server import Hooks
 from feddg.federation.validation import layout_fault
@@ -42,12 +41,8 @@ from feddg.testing.watching import (
     changed,
     content,
     differs,
-    files_of,
-    first_line,
     global_numbers,
-    line_at,
     other_global_numbers,
-    place_of_error,
     quietly,
 )
 from feddg.text import counted
@@ -186,13 +181,6 @@ class _Watched:
         if self.error is not None:
             raise self.error
 
-    def line(self, make: Make, of: Callable[[_Small], object]) -> str:
-        """Returns `` at file:line``, where something becomes another in a second run."""
-        small = _Small(make())
-        with other_global_numbers(1):
-            place = first_line(files_of(small.method), small.trained, lambda: of(small))
-        return f" at {place}" if place else ""
-
 
 def _kept(small: _Small) -> dict[str, object]:
     """Returns the attributes of the method and its class."""
@@ -224,15 +212,14 @@ def messages_are_declared(make: Make) -> Found:
     if seen.error is not None and not isinstance(seen.error, FeddgError):
         raise seen.error
     if refusals or seen.error is not None:
-        place = place_of_error([*seen.errors, seen.error], files_of(small.method))
         reason = refusals[0] if refusals else str(seen.error)
-        return reason + f" (at {place})" * bool(place), (
+        return "; ".join([reason, *map(in_words, seen.errors[:1])]), (
             "The server refuses what is not declared in `sends`, or out of range"
         )
     fault = layout_fault(seen.weights, small.network.state_dict())
     if fault is not None:
         return (
-            f"after {ROUNDS} rounds of {_line_of(small.method, 'aggregate')} {fault}",
+            f"after {ROUNDS} rounds of aggregate {fault}",
             "The next client would train with other numbers than were aggregated",
         )
     bad = first_not_finite(seen.weights)
@@ -251,8 +238,7 @@ def nothing_is_kept_on_self(make: Make) -> Found:
     if not seen.kept:
         return None
     return (
-        f"training changed {', '.join(f'self.{name}' for name in seen.kept[:3])}"
-        f"{seen.line(make, _kept)}",
+        f"training changed {', '.join(f'self.{name}' for name in seen.kept[:3])}",
         "Clients call a method from several threads and processes, and a resumed run begins "
         "with a new object: keep it in client.scratch, client.memory or state.extras",
     )
@@ -264,9 +250,8 @@ def what_all_share_stays(make: Make) -> Found:
     seen = _trained(make)
     if not seen.shared:
         return None
-    place = seen.line(make, lambda _: global_numbers())
     return (
-        f"training changed {', '.join(seen.shared[:3])}{place}",
+        f"training changed {', '.join(seen.shared[:3])}",
         "Draw from client.stream(...), never from a global generator, and seed none: other parts "
         "of the program use them, too, and nobody could repeat the numbers",
     )
@@ -275,14 +260,12 @@ def what_all_share_stays(make: Make) -> Found:
 @_check
 def what_is_sent_stays(make: Make) -> Found:
     """Weights, extras, context and labels are not changed in place by whoever is given them."""
-    seen = _trained(make)
-    watch = seen.small.watch
+    watch = _trained(make).small.watch
     fault = watch.found or watch.changed()
     if fault is None:
         return None
-    place = seen.line(make, lambda small: small.watch.changed())
     return (
-        f"{fault}{place}",
+        fault,
         "A round may fail half-way and be done again, and other clients get the same tensors: put "
         "new ones into the state, and give what is sent the type of the network",
     )
@@ -314,17 +297,17 @@ def every_update_counts_once(make: Make) -> Found:
         start = replace(state.next(), weights=copied(state.weights))
         return method.aggregate(start, stream()).weights
 
-    where, why = _line_of(method, "aggregate"), "Every client has its share in the model, once"
+    why = "Every client has its share in the model, once"
     expected = aggregated(updates)
     if len(drawn) != len(updates):
-        return f"{where} draws {len(drawn)} of {len(updates)} updates", why
+        return f"aggregate draws {len(drawn)} of {len(updates)} updates", why
     if differs(expected, aggregated(updates, spoilt=True)):
-        return f"{where} uses an update after the next one is drawn", (
+        return "aggregate uses an update after the next one is drawn", (
             "Its tensors are the client's live weights by then: update.keep() copies them"
         )
     turned = aggregated(updates[::-1])
     if moved(turned, expected) > ROUNDING * moved(expected, state.weights):
-        return f"{where} gives other weights when the same updates come in another order", why
+        return "aggregate gives other weights when the same updates come in another order", why
     for equal in (updates[0].weights, state.weights):  # a server may go on where clients stood
         try:
             mean = aggregated([replace(update, weights=equal) for update in updates])
@@ -335,7 +318,7 @@ def every_update_counts_once(make: Make) -> Found:
             step = moved({name: updates[0].weights[name]}, {name: old})
             if old.any() and step and moved({name: mean[name]}, equal) <= ROUNDING * step:
                 return None
-    return f"{where} gives other weights than all updates have, which are equal", why
+    return "aggregate gives other weights than all updates have, which are equal", why
 
 
 def _unlike(one: Weights, other: Weights, what: str, why: str) -> Found:
@@ -426,6 +409,12 @@ def _site(make: Make, id: int) -> Federation:
     return site
 
 
+def _files_of(method: Method) -> set[str]:
+    """Returns the files in which a method's class defines its hooks."""
+    own = vars(type(method)).values()
+    return {hook.__code__.co_filename for hook in own if isinstance(hook, FunctionType)}
+
+
 @lru_cache(maxsize=1)
 def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
     """Trains on a device: returns the weights, what a step waits for, and what ended it."""
@@ -436,7 +425,7 @@ def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
         def seen(steps: int) -> tuple[Weights, Counter[str]]:
             small = _Small(make(), steps=steps, device=name)
             small.server.setup()
-            with traffic(files_of(small.method)) as seen:
+            with traffic(_files_of(small.method)) as seen:
                 for _ in range(ROUNDS):
                     small.server.round()
             return small.server.state.weights, seen.waits
@@ -468,9 +457,10 @@ def a_device_need_not_wait(make: Make) -> Found:
         return None
     _, waits, error = _on_device(make)
     if error is not None:
-        place = place_of_error([error], files_of(make()))
-        text = f"on a device: {str(error).splitlines()[0]}" + f" (at {place})" * bool(place)
-        return text, "Tensors of a step must be where client.device says"
+        return (
+            f"on a device: {in_words(error)}",
+            "Tensors of a step must be where client.device says",
+        )
     if not waits or make().waits:
         return None
     return (
@@ -520,7 +510,7 @@ def odd_clients_train_too(make: Make) -> Found:
             lost = first_not_finite(small.trained()) is not None
             faults = [*small.watch.refusals, *["weights are not finite"] * lost]
         except Exception as error:
-            faults = [_said(error, small.method)]
+            faults = [in_words(error)]
         if faults:
             return f"{what}: {faults[0]}", "Federations have such clients"
     return None
@@ -554,7 +544,7 @@ def others_may_join_in(make: Make) -> Found:
     try:
         _Small(both(**{**given, "mu": 0.5})).trained(1)
     except Exception as error:
-        return f"with fedprox: {_said(error, make())}", "Hooks call super() and add to it"
+        return f"with fedprox: {in_words(error)}", "Hooks call super() and add to it"
     return None
 
 
@@ -587,24 +577,8 @@ def check_method(
             try:
                 found = check(method)
             except Exception as error:
-                found = _said(error, method), "It cannot be trained"
+                found = in_words(error), "It cannot be trained"
             if found is not None:
                 name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
                 fault = Fault(check.__name__.replace("_", " "), *found)
                 raise MethodFault(name, [fault], waiting=len(checks) - place - 1)
-
-
-def _said(error: Exception, method: Method | Make) -> str:
-    """Returns an error in a line, with the line of the method that it came through."""
-    with suppress(Exception):
-        method = method() if not isinstance(method, type | Method) else method
-    place = place_of_error([error], files_of(method))
-    return f"{type(error).__name__}: {error}" + f" (at {place})" * bool(place)
-
-
-def _line_of(method: Method, hook: str) -> str:
-    """Returns a hook's name, with the line where the method defines it."""
-    code = inspect.unwrap(getattr(type(method), hook)).__code__
-    if code.co_filename not in files_of(method):
-        return hook
-    return f"{hook} ({line_at(code.co_filename, code.co_firstlineno)})"

@@ -1,56 +1,17 @@
-"""Watches a method while it trains: what it changes that is not its own, and in which line."""
+"""Watches a method while it trains: what it changes that is not its own."""
 
 import logging
 import random
-import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
-from typing import Any
+from types import FunctionType, ModuleType
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-import feddg
 from feddg.messages import Broadcast, Refusal, Weights, copied
 from feddg.methods.base import Round, RoundHook, State
-
-_OURS = str(Path(feddg.__file__).parent)
-
-
-def files_of(method: object) -> frozenset[str]:
-    """Returns the files of a method's class and its bases, of ours only the class's own."""
-    files, kind = set[str](), method if isinstance(method, type) else type(method)
-    for base in kind.__mro__[:-1]:
-        members = [getattr(member, "fget", member) for member in vars(base).values()]
-        names = {m.__code__.co_filename for m in members if isinstance(m, FunctionType)}
-        files |= {n for n in names if base is kind or not n.startswith(_OURS)}
-    return frozenset(files - {"<string>"})
-
-
-def line_at(file: str, line: int) -> str:
-    """Returns a line as people write it: ``file:line``."""
-    return f"{Path(file).name}:{line}"
-
-
-def place_of_frame(frame: FrameType | None, files: frozenset[str]) -> str:
-    """Returns the line of the innermost frame in some files, or an empty text."""
-    while frame is not None and frame.f_code.co_filename not in files:
-        frame = frame.f_back
-    return "" if frame is None else line_at(frame.f_code.co_filename, frame.f_lineno)
-
-
-def place_of_error(errors: Sequence[BaseException | None], files: frozenset[str]) -> str:
-    """Returns the innermost line of some files in the first error that came through one."""
-    for error in errors:
-        frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-        for frame in reversed(frames):
-            if frame.filename in files and frame.lineno:
-                return line_at(frame.filename, frame.lineno)
-    return ""
 
 
 @contextmanager
@@ -203,35 +164,3 @@ def differs(one: Weights, other: Weights) -> str | None:
     if one.keys() != other.keys():
         return f"the entries {sorted(one.keys() ^ other.keys())[:3]}"
     return next((repr(n) for n, t in one.items() if not torch.equal(t.cpu(), other[n].cpu())), None)
-
-
-def first_line(
-    files: frozenset[str], act: Callable[[], object], probe: Callable[[], object]
-) -> str:
-    """Returns the first line of some files after which ``probe`` gives something else.
-
-    Returns:
-        ``file:line``, or an empty text if the change was made elsewhere, or in another thread.
-    """
-    places: list[str] = []
-    last, before = "", probe()
-
-    def look(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal last
-        if not places and probe() != before:
-            places.append(last)
-        last = place_of_frame(frame if event == "line" else frame.f_back, files)
-        return look
-
-    def enter(frame: FrameType, event: str, _: object) -> Any:
-        return look if frame.f_code.co_filename in files else None
-
-    earlier = sys.gettrace()
-    sys.settrace(enter)
-    try:
-        act()
-    except Exception:  # who asks for the line knows of it
-        pass
-    finally:
-        sys.settrace(earlier)
-    return places[0] if places else ""
