@@ -14,8 +14,7 @@ from feddg.data.images import ImageTable
 from feddg.data.inspection import about_copies, about_labels
 from feddg.data.splits import from_roles
 from feddg.errors import DataError, FeddgError
-from feddg.testing.methods import Fault, FaultsFound
-from feddg.testing.watching import other_global_numbers
+from feddg.testing.methods import Fault, FaultsFound, other_global_numbers
 
 UNUSABLE = "Nothing could be trained"
 MISLEADING = "Accuracies would not be of what they seem to be of"

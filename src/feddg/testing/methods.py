@@ -5,19 +5,23 @@ run, another order of clients, a resumed run or a GPU would give others.
 """
 
 import copy
+import logging
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import numpy
 import torch
+from torch import Tensor, nn
 from torch.utils import backend_registration
 
 from feddg.clients import together
@@ -26,8 +30,8 @@ from feddg.errors import ExperimentError, FeddgError, in_words
 from feddg.federation.federation import Clients
 from feddg.federation.server import Hooks
 from feddg.federation.validation import layout_fault
-from feddg.messages import Message, Refusal, Update, Weights, copied, first_not_finite
-from feddg.methods.base import Method, has_global_model
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, copied, first_not_finite
+from feddg.methods.base import Method, Round, RoundHook, State, has_global_model
 from feddg.methods.baselines import FedProx
 from feddg.methods.composition import compose
 from feddg.models.backbones import build_network
@@ -35,16 +39,6 @@ from feddg.models.convolutions import use_plain_convolutions
 from feddg.privacy.robust import moved
 from feddg.simple import Federation
 from feddg.testing.device import second_device, traffic
-from feddg.testing.watching import (
-    Watch,
-    as_they_were,
-    changed,
-    content,
-    differs,
-    global_numbers,
-    other_global_numbers,
-    quietly,
-)
 from feddg.text import counted
 
 CLASSES, SIDE, ROUNDS, BATCH = 3, 16, 2, 4
@@ -80,16 +74,162 @@ class FaultsFound(AssertionError):
         faults: which ones.
     """
 
-    def __init__(self, name: str, faults: list[Fault], waiting: int = 0) -> None:
+    def __init__(self, name: str, faults: list[Fault]) -> None:
         lines = [f"{name} has {counted(len(faults), 'fault')}:", *map(str, faults)]
-        if waiting:
-            lines.append(f"{counted(waiting, 'further check')} can be tried once this is mended.")
         super().__init__("\n".join(lines))
         self.faults = faults
 
 
 class MethodFault(FaultsFound):
     """A method breaks a rule."""
+
+
+# What is seen of a method while it trains, and what is kept from it.
+
+
+@contextmanager
+def quietly() -> Iterator[list[BaseException]]:
+    """Holds back the package's warnings inside the block; yields the errors that came with them."""
+    errors: list[BaseException] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            errors.append(record.exc_info[1])
+        return record.levelno < logging.WARNING
+
+    log = logging.getLogger("feddg")
+    log.filters.insert(0, hold)  # of two, the inner one is asked first
+    try:
+        yield errors
+    finally:
+        log.removeFilter(hold)
+
+
+@contextmanager
+def other_global_numbers(seed: int) -> Iterator[None]:
+    """Sets all global generators inside the block, and puts them back."""
+    before = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what others may use
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        numpy.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])  # noqa: NPY002
+
+
+@contextmanager
+def as_they_were() -> Iterator[None]:
+    """Puts PyTorch's settings back that a method may have changed inside the block."""
+    count, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(count)
+            torch.set_default_dtype(dtype)
+
+
+def global_numbers() -> dict[str, object]:
+    """Returns what all parts of a program share: the global generators, and PyTorch's settings."""
+    return {
+        "Python's global random numbers": random.getstate(),
+        "numpy's global random numbers": repr(numpy.random.get_state()),  # noqa: NPY002
+        "PyTorch's global random numbers": content(torch.get_rng_state()),
+        "PyTorch's default dtype": torch.get_default_dtype(),
+        "PyTorch's number of threads": torch.get_num_threads(),
+        "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "PyTorch's gradient mode": torch.is_grad_enabled(),
+    }
+
+
+def content(value: object, depth: int = 4) -> object:
+    """Returns what tells the content of an object, for comparisons."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return tuple(value.shape), value.dtype, flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, numpy.ndarray):
+        return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, torch.Generator):
+        return content(value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, nn.Module):
+        return content(value.state_dict())
+    if depth and isinstance(value, dict):
+        return [(repr(name), content(item, depth - 1)) for name, item in value.items()]
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [content(item, depth - 1) for item in value]
+    plain = isinstance(value, type | ModuleType | FunctionType) or not hasattr(value, "__dict__")
+    return repr(value) if plain or not depth else (repr(value), content(vars(value), depth - 1))
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """Returns the names of what differs, sorted."""
+    return sorted(n for n in before | after if before.get(n, ...) != after.get(n, ...))
+
+
+class Watch(RoundHook):
+    """Knows what a round was given, which nobody may change.
+
+    Attributes:
+        found: what was changed first, or None.
+        refusals: why clients' updates were refused.
+    """
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.found: str | None = None
+        self._given: dict[str, tuple[Weights, Weights]] = {}
+
+    def _give(self, given: dict[str, Weights]) -> None:
+        self._given |= {name: (tensors, copied(tensors)) for name, tensors in given.items()}
+
+    def start(self, state: State, labels: Weights) -> None:
+        """Begins a round of a state and of clients' labels."""
+        context = {} if state.context is None else state.context.tensors
+        self._given.clear()
+        self._give({"state.weights": state.weights, "state.extras": state.extras})
+        self._give({"client.context": context, "client.examples.labels": labels})
+
+    def changed(self) -> str | None:
+        """Returns what is not as it was given, or None."""
+        for what, (now, before) in self._given.items():
+            name = differs(now, before)
+            if name is not None:
+                return f"{what}[{name}] is changed in place"
+        return None
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """See :class:`RoundHook`."""
+        for name, tensor in broadcast.weights.items():
+            kept = round.state.weights.get(name)
+            if kept is not None and kept.dtype != tensor.dtype and self.found is None:
+                self.found = f"the broadcast holds {name!r} as {tensor.dtype}, not {kept.dtype}"
+        extras = broadcast.extras.tensors
+        self._give({"client.received": broadcast.weights, "client.extras": extras})
+        return broadcast
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :class:`RoundHook`."""
+        self.refusals.append(f"client {refusal.client}: {refusal.reason}")
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :class:`RoundHook`."""
+        self.found = self.found or self.changed()
+        return state
+
+
+def differs(one: Weights, other: Weights) -> str | None:
+    """Returns the first entry that differs, or None."""
+    if one.keys() != other.keys():
+        return f"the entries {sorted(one.keys() ^ other.keys())[:3]}"
+    return next((repr(n) for n, t in one.items() if not torch.equal(t.cpu(), other[n].cpu())), None)
+
+
+# The federation that a method trains in.
 
 
 class _Images(list[Any]):
@@ -169,17 +309,8 @@ class _Watched:
     kept: list[str]
     shared: list[str]
     errors: list[BaseException]
-    error: Exception | None = None
-
-    @property
-    def weights(self) -> Weights:
-        self.raise_error()
-        return self.small.server.state.weights
-
-    def raise_error(self) -> None:
-        """Raises what ended the run, if it did not reach its end."""
-        if self.error is not None:
-            raise self.error
+    error: Exception | None
+    weights: Weights
 
 
 def _kept(small: _Small) -> dict[str, object]:
@@ -201,7 +332,7 @@ def _trained(make: Make) -> _Watched:
         except Exception as raised:
             error = raised
         changes = changed(kept, _kept(small)), changed(shared, global_numbers())
-    return _Watched(small, *changes, errors, error)
+    return _Watched(small, *changes, errors, error, small.server.state.weights)
 
 
 @_check
@@ -274,7 +405,6 @@ def what_is_sent_stays(make: Make) -> Found:
 @_check
 def every_update_counts_once(make: Make) -> Found:
     """The aggregate takes every update once, in any order, and none after the next is drawn."""
-    _trained(make).raise_error()
     small = _Small(make())
     method = small.method
     if not has_global_model(method, small.network):
@@ -573,7 +703,7 @@ def check_method(
         checks = [check for check in checks if check is settings_are_checked]
     with as_they_were(), quietly():
         torch.set_num_threads(1)
-        for place, check in enumerate(checks):
+        for check in checks:
             try:
                 found = check(method)
             except Exception as error:
@@ -581,4 +711,4 @@ def check_method(
             if found is not None:
                 name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
                 fault = Fault(check.__name__.replace("_", " "), *found)
-                raise MethodFault(name, [fault], waiting=len(checks) - place - 1)
+                raise MethodFault(name, [fault])
