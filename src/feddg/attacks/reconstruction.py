@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -57,11 +57,8 @@ contain no finer detail, and 64 pixels would take four times as long.
 """
 LARGEST_SCORE = 10.0
 """Standardised values are clipped to this, because larger ones do not occur for public images."""
-SENT: Final = "sent"
-SAMPLE: Final = "sample"
-UNRELATED: Final = "unrelated"
 Fed = Literal["sent", "sample", "unrelated"]
-FED: tuple[Fed, ...] = (SENT, SAMPLE, UNRELATED)
+FED: tuple[Fed, ...] = get_args(Fed)
 ALL = "all"
 """The name for all domains together."""
 PAIRWISE = {"psnr": psnr, "ssim": ssim}
@@ -357,7 +354,7 @@ class Reconstruction:
             for fed in FED:
                 first = retrieval(points[fed][chosen], of_true[chosen], domains[chosen])
                 rows.append(self._row(fed, domain, chosen, scores[fed], first))
-        gaps = {name: scores[SAMPLE][name] - sent for name, sent in scores[SENT].items()}
+        gaps = {name: scores["sample"][name] - sent for name, sent in scores["sent"].items()}
         return rows + [self._difference(name, gap) for name, gap in gaps.items()]
 
     def _row(
@@ -449,9 +446,9 @@ def reconstruct(
         for client, sent in rows.items()
     ]
     targets = Targets.joined([part[0] for part in parts])
-    fed = {SENT: torch.cat([p[1] for p in parts]), SAMPLE: torch.cat([p[2] for p in parts])}
+    fed = {"sent": torch.cat([p[1] for p in parts]), "sample": torch.cat([p[2] for p in parts])}
     rng = stream(training.seed, "unrelated")
-    fed[UNRELATED] = others[torch.randint(len(others), (len(targets),), generator=rng)]
+    fed["unrelated"] = others[torch.randint(len(others), (len(targets),), generator=rng)]
     drawn = {name: generator.images(vectors) for name, vectors in fed.items()}
     kind: Attacker = "server" if attacker is None else "client"
     return Reconstruction(kind, entry, targets, drawn, len(public), training.seed)

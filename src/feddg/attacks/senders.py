@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import numpy
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Examples, Worker, steps_of_round
@@ -24,7 +25,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.rng import stream
 from feddg.runs.prepare import images_of
-from feddg.settings import grouped
+from feddg.settings import Settings, grouped
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
@@ -154,22 +155,13 @@ def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict
         ExperimentError: the method does not send it; the message lists what it sends.
     """
     entries = entries_of(method, network)
-    statistics = _statistics(network)
-    if wanted in ("statistics", STATISTICS) and statistics:
+    if wanted in ("statistics", STATISTICS) and (statistics := _statistics(network)):
         return statistics
     if not entries:
-        further = (
-            ", `--entry statistics` the normalisation statistics among them" if statistics else ""
-        )
-        if method.one_round or not has_global_model(method, network):
-            shared = "sums over its clients' images" if method.one_round else "counts"
-            raise ExperimentError(
-                f"{method.name} shares nothing but {shared}, which no attack here reads"
-            )
         raise ExperimentError(
-            f"{method.name} shares nothing but weights (and counts): there is no style, spectrum "
-            "or prototype to attack. `--kind update` and `--kind membership` attack the weights"
-            f"{further}"
+            f"{method.name} shares no style, spectrum or prototype to attack. Where weights leave "
+            "the clients, `--kind update` and `--kind membership` attack them, and `--entry "
+            "statistics` the normalisation statistics among them"
         )
     if wanted is None:
         return entries
@@ -437,8 +429,7 @@ def _twice(examples: Examples) -> Examples:
     return replace(examples, rows=rows, labels=labels, domains=domains)
 
 
-@dataclass(frozen=True)
-class MembershipEffort:
+class MembershipEffort(Settings):
     """The size of the membership attack.
 
     Attributes:
@@ -447,9 +438,9 @@ class MembershipEffort:
         shadows: number of shadow clients for each of them.
     """
 
-    clients: int = 8
-    images: int = 32
-    shadows: int = 4
+    clients: int = Field(8, ge=1)
+    images: int = Field(32, ge=FEWEST_MEMBERS)
+    shadows: int = Field(4, ge=0)
 
 
 @dataclass(frozen=True)
