@@ -301,6 +301,10 @@ def _check(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
     return check
 
 
+def _check_on_device(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
+    return _check(check) if HAS_SECOND_DEVICE else check
+
+
 @dataclass
 class _Watched:
     """A short run, and what was seen of it."""
@@ -546,8 +550,8 @@ def _files_of(method: Method) -> set[str]:
 
 
 @lru_cache(maxsize=1)
-def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
-    """Trains on a device: returns the weights, what a step waits for, and what ended it."""
+def _on_device(make: Make) -> tuple[Weights, Counter[str]]:
+    """Trains on a device: returns the weights, and what a step waits for."""
     # Another number of images in a batch may round an output of the network otherwise.
     nobody_joins = patch.object(together, "images_at_once", return_value=0)
     with second_device() as name, nobody_joins:
@@ -560,37 +564,15 @@ def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
                     small.server.round()
             return small.server.state.weights, seen.waits
 
-        try:
-            _, short = seen(1)
-            weights, long = seen(2)
-        except Exception as error:
-            return {}, Counter(), error
-    return weights, long - short, None
+        _, short = seen(1)
+        weights, long = seen(2)
+    return weights, long - short
 
 
-@_check
-def a_device_has_the_same_bits(make: Make) -> Found:
-    """On a device that is not the CPU."""
-    if not HAS_SECOND_DEVICE:
-        return None
-    weights, _, error = _on_device(make)
-    if error is not None:  # which a_device_need_not_wait says
-        return None
-    expected, why = _trained(make).weights, "Draw on the CPU, the same for every device"
-    return _unlike(expected, weights, "on a device it differs in {}", why)
-
-
-@_check
+@_check_on_device
 def a_device_need_not_wait(make: Make) -> Found:
     """Tensors are where they must be, and nothing waits for a device inside a step."""
-    if not HAS_SECOND_DEVICE:
-        return None
-    _, waits, error = _on_device(make)
-    if error is not None:
-        return (
-            f"on a device: {in_words(error)}",
-            "Tensors of a step must be where client.device says",
-        )
+    _, waits = _on_device(make)
     if not waits or make().waits:
         return None
     return (
@@ -600,19 +582,22 @@ def a_device_need_not_wait(make: Make) -> Found:
     )
 
 
-@_check
+@_check_on_device
+def a_device_has_the_same_bits(make: Make) -> Found:
+    """On a device that is not the CPU."""
+    weights, _ = _on_device(make)
+    why = "Draw on the CPU, the same for every device"
+    return _unlike(_trained(make).weights, weights, "on a device it differs in {}", why)
+
+
+@_check_on_device
 def a_recorded_step_does_the_same(make: Make) -> Found:
     """On a device, a step that is recorded gives the same bits; says why none is."""
-    if not HAS_SECOND_DEVICE:
-        return None
     with second_device() as name:
         plain, recorded = (
             _Small(make(), device=name, train={"graphs": graphs}) for graphs in (False, True)
         )
-        try:
-            expected, weights = plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS)
-        except (RuntimeError, TypeError):  # which a_device_need_not_wait says
-            return None
+        expected, weights = plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS)
     for why in recorded.worker.graphs.refused.values():
         emit(note("not-recorded", f"Its steps are not recorded: one {why}."))
     return _unlike(
