@@ -100,24 +100,21 @@ class StyleGenerator(nn.Module):
             nn.Linear(length, 256), nn.GELU(), nn.Linear(256, widths[0] * self.sides[0] ** 2)
         )
         self.blocks = nn.ModuleList(_gated(before, after) for before, after in pairwise(widths))
-        self.excitations = nn.ModuleDict(
-            {str(i + 3): _excitation(widths[i], widths[i + 3]) for i in range(len(widths) - 3)}
-        )
+        # MOST_SIDE is three doublings from the smallest map: there is one map to excite, or none.
+        self.excitation = _excitation(widths[0], widths[-1]) if len(widths) > 3 else None
         self.last = nn.Conv2d(widths[-1], 3, 3, padding=1)
         nn.init.zeros_(self.last.weight)  # it begins as the linear attack
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns images; not clamped."""
-        maps = [self.first(vectors).view(len(vectors), -1, self.sides[0], self.sides[0])]
-        for i, block in enumerate(self.blocks, start=1):
-            side = self.sides[i]
-            grown: Tensor = block(interpolate(maps[-1], (side, side)))
-            if str(i) in self.excitations:
-                grown = grown * self.excitations[str(i)](maps[i - 3])
-            maps.append(grown)
-        drawn: Tensor = self.last(maps[-1])
-        return _enlarged(drawn, self.size)
+        smallest: Tensor = self.first(vectors).view(len(vectors), -1, self.sides[0], self.sides[0])
+        maps = smallest
+        for side, block in zip(self.sides[1:], self.blocks):
+            maps = block(interpolate(maps, (side, side)))
+        if self.excitation is not None:
+            maps = maps * self.excitation(smallest)
+        return _enlarged(self.last(maps), self.size)
 
 
 @dataclass
@@ -259,12 +256,9 @@ def _train_network(
 
 
 def _loss(drawn: Tensor, wanted: Tensor, weight: float) -> Tensor:
-    loss = mse_loss(drawn, wanted)
-    if not weight:
-        return loss
     side = min(MOST_SIDE, drawn.shape[-1])
     pair = [interpolate(part, (side, side), mode="area") for part in (drawn.clamp(0, 1), wanted)]
-    return loss + weight * perceptual_distances(*pair).mean()
+    return mse_loss(drawn, wanted) + weight * perceptual_distances(*pair).mean()
 
 
 def _psnr(generator: TrainedGenerator, validation: Pairs) -> float:
@@ -458,10 +452,9 @@ def _received(
     senders: Senders, entry: SentEntry, sent: dict[int, Tensor], attacker: int
 ) -> dict[int, Tensor]:
     """Returns what the malicious client sees of other clients: rows by client, or unassigned."""
-    broadcast = senders.broadcast
-    received = entry.received(
-        senders.loaded.server.state.context, broadcast.extras, broadcast.weights
-    )
+    context, broadcast = senders.loaded.server.state.context, senders.broadcast
+    told = (context.tensors if context else {}) | broadcast.extras.tensors
+    received = entry.rows(broadcast.weights, told)
     if received is None:
         raise RunError(
             f"clients receive nothing of what is sent as {entry.key}: a malicious client has "
