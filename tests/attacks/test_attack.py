@@ -1,16 +1,16 @@
 """Attacks on small runs, from the command line to the page."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from extras import needs
-from feddg.attacks.attack import attack_run, load_public
+from feddg.attacks.attack import AttackSettings, attack_run, load_public
 from feddg.cli import app
 from feddg.data.decoding import decode_image
 from feddg.errors import DataError, ExperimentError, FeddgError, RunError
@@ -23,6 +23,10 @@ pytestmark = [
     needs("torchmetrics"),
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
 ]
+
+
+def changed(settings, **fields):
+    return AttackSettings(**vars(settings) | fields)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_what_no_client_sends_is_not_attacked(runs, place, quick):
     folder = runs("fedavg", train=train)
     for kind in ("server", "membership"):
         with pytest.raises(RunError, match="no client sends update/statistics"):
-            attack_run(folder, kind, replace(quick, entry="statistics"), cache=place / "cache")
+            attack_run(folder, kind, changed(quick, entry="statistics"), cache=place / "cache")
 
 
 def test_an_attack_is_a_function_of_its_seed(attack):
@@ -102,24 +106,19 @@ def test_rows_are_kept_and_replaced_and_shown(attack, runs):
 @pytest.mark.parametrize(
     ("method", "kind", "changes", "error", "words"),
     [
-        ("fedavg", "server", {}, ExperimentError, "shares nothing but weights"),
-        ("fedavg", "client", {}, ExperimentError, "shares nothing but weights"),
-        ("fedavg", "server", {"public": ()}, ExperimentError, "shares nothing but weights"),
+        ("fedavg", "server", {}, ExperimentError, "shares no style"),
+        ("fedavg", "client", {}, ExperimentError, "shares no style"),
+        ("fedavg", "server", {"public": ()}, ExperimentError, "shares no style"),
         ("pardon", "server", {"public": ()}, DataError, "--public"),
-        ("pardon", "server", {"public": ("nowhere",)}, DataError, "no such folder"),
+        ("pardon", "server", {"public": ("nowhere",)}, DataError, "Cannot read the folder nowhere"),
         ("pardon", "client", {"client": 9}, ExperimentError, "no client 9; the run has 0 to 5"),
         ("pardon", "thief", {}, ExperimentError, "no attack 'thief'"),
-        ("pardon", "update", {"batch_sizes": (0,)}, ExperimentError, "batch sizes"),
-        ("pardon", "update", {"optimizer": "lbfgs"}, ExperimentError, "own or sgd"),
-        ("pardon", "server", {"targets": 0}, ExperimentError, "targets is 0; it must be 2 or more"),
-        ("pardon", "server", {"steps": -1}, ExperimentError, "steps is -1"),
-        ("pardon", "update", {"updates": 0}, ExperimentError, "updates is 0"),
     ],
 )
 def test_bad_input_ends_in_one_line(place, runs, quick, method, kind, changes, error, words):
     changes = {k: tuple(map(Path, v)) if k == "public" else v for k, v in changes.items()}
     with pytest.raises(error, match=words) as caught:
-        attack_run(runs(method), kind, replace(quick, **changes), cache=place / "cache")
+        attack_run(runs(method), kind, changed(quick, **changes), cache=place / "cache")
     assert "\n" not in str(caught.value)
 
 
@@ -140,7 +139,7 @@ def test_public_images_that_cannot_be_learned_from(place, tmp_path, runs, quick,
         (folder / "a.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=words):
         attack_run(
-            runs("pardon"), "server", replace(quick, public=(folder,)), cache=place / "cache"
+            runs("pardon"), "server", changed(quick, public=(folder,)), cache=place / "cache"
         )
 
 
@@ -149,7 +148,7 @@ def test_public_images_of_any_size_and_shape_will_do(place, tmp_path, runs, quic
         shade = (number * 15, 9, 200 - number)
         Image.new("RGB", (2 + 9 * number, 1 + number), shade).save(tmp_path / f"{number}.png")
     rows = attack_run(
-        runs("pardon"), "server", replace(quick, public=(tmp_path,)), cache=place / "cache"
+        runs("pardon"), "server", changed(quick, public=(tmp_path,)), cache=place / "cache"
     )
     assert {row.public for row in rows if isinstance(row, ReconstructionRow)} == {16}
 
@@ -180,7 +179,7 @@ def summed(runs):
     [
         ("update", "sums of updates alone .secure aggregation.: there is no single update"),
         ("membership", "sums of updates alone .secure aggregation., and nothing else"),
-        ("server", "shares nothing but weights"),
+        ("server", "shares no style"),
     ],
 )
 def test_where_the_server_saw_only_sums_there_is_nothing_single_to_attack(
@@ -206,7 +205,7 @@ def test_of_a_table_of_features_membership_is_asked_and_nothing_is_drawn(place, 
     [
         ("update", "ridge trains nothing: clients send sums .*: there is no single update"),
         ("membership", "ridge trains nothing: .*, and nothing else"),
-        ("server", "ridge shares nothing but sums"),
+        ("server", "ridge shares no style"),
     ],
 )
 def test_sums_over_images_are_no_update_of_training(place, runs, quick, kind, words):
@@ -219,6 +218,38 @@ def test_sums_over_images_are_no_update_of_training(place, runs, quick, kind, wo
 def test_no_run_no_attack(place, tmp_path, quick):
     with pytest.raises(RunError, match="holds no run"):
         attack_run(tmp_path, "update", quick, cache=place / "cache")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"batch_sizes": (0,)},
+        {"batch_sizes": (257,)},
+        {"optimizer": "lbfgs"},
+        {"targets": 1},
+        {"most_public": 15},
+        {"steps": -1},
+        {"updates": 0},
+        {"iterations": 0},
+        {"membership": {"clients": 0}},
+        {"membership": {"images": 3}},
+        {"membership": {"shadows": -1}},
+    ],
+)
+def test_impossible_settings_are_refused(fields):
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        AttackSettings(**fields)
+
+
+@pytest.mark.parametrize(
+    "option", [("--targets", "0"), ("--shadows", "-1"), ("--optimizer", "lbfgs")]
+)
+def test_the_command_refuses_them_in_one_line(tmp_path, option):
+    command = ["privacy", "attack", str(tmp_path), "--kind", "server", *option]
+    error = CliRunner().invoke(app, command).exception
+    assert isinstance(error, ExperimentError)
+    assert str(error).startswith(f"{option[0][2:]}: ")
+    assert "\n" not in str(error)
 
 
 def test_the_command_says_what_was_found(place, runs, monkeypatch):

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast, get_args
+from typing import Annotated, cast
 
 import torch
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
 from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
@@ -15,15 +15,11 @@ from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import (
     FED,
     FEWEST,
-    SAMPLE,
-    SENT,
-    UNRELATED,
     GeneratorTraining,
     Reconstruction,
     reconstruct,
 )
 from feddg.attacks.senders import (
-    FEWEST_MEMBERS,
     MOST_LOOKED_AT,
     MembershipEffort,
     Senders,
@@ -41,6 +37,7 @@ from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
 from feddg.runs.prepare import cache_folder, images_of
 from feddg.runs.reading import ATTACKS, read_run
+from feddg.settings import Settings
 
 log = logging.getLogger("feddg")
 
@@ -48,7 +45,6 @@ SHOWN = 6
 """Columns of a picture per domain."""
 Figure = tuple[str, Image.Image, str]
 """Name of the file, picture, caption."""
-_LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
 SMALLEST = 12
 """Smallest side in pixels for which SSIM is defined."""
 
@@ -64,8 +60,8 @@ def figure_of(found: Reconstruction, domain_names: Sequence[str]) -> Figure:
     names = [domain_names[d] for d in domains.unique().tolist()]
     caption = (
         f"What the {reader} draws from {found.entry.key}, top to bottom: true images "
-        f"({', '.join(names)}), drawn from what was {SENT}, from each image's own {SAMPLE}, "
-        f"and from an {UNRELATED} image's, which is what chance looks like."
+        f"({', '.join(names)}), drawn from what was sent, from each image's own sample, and from "
+        "an unrelated image's, which is what chance looks like."
     )
     key = "".join(c if c.isalnum() else "-" for c in found.entry.key).strip("-")
     return f"attack-{found.attacker}-{key}.png", grid(*rows), caption
@@ -87,8 +83,7 @@ def _bytes(images: Tensor) -> Tensor:
     return (images * 255).round().to(torch.uint8)
 
 
-@dataclass(frozen=True)
-class AttackSettings:
+class AttackSettings(Settings):
     """Settings of an attack.
 
     Attributes:
@@ -109,30 +104,15 @@ class AttackSettings:
     public: Sequence[Path] = ()
     entry: str | None = None
     client: int | None = None
-    most_public: int = 1000
-    targets: int = 64
-    steps: int = 300
-    batch_sizes: Sequence[int] = (1, 4)
-    updates: int = 4
-    iterations: int = 300
-    optimizer: str = "own"
-    membership: MembershipEffort = field(default_factory=MembershipEffort)
+    most_public: int = Field(1000, ge=FEWEST)
+    targets: int = Field(64, ge=2)
+    steps: int = Field(300, ge=0)
+    batch_sizes: Sequence[Annotated[int, Field(ge=1, le=MOST_LOOKED_AT)]] = (1, 4)
+    updates: int = Field(4, ge=1)
+    iterations: int = Field(300, ge=1)
+    optimizer: str = Field("own", pattern="^(own|sgd)$")
+    membership: MembershipEffort = MembershipEffort()
     seed: int = 0
-
-    def check(self, kind: str) -> None:
-        """Raises a FeddgError if this kind of attack is not possible with these settings."""
-        if kind not in KINDS:
-            raise ExperimentError(f"there is no attack {kind!r}; there are: {', '.join(KINDS)}")
-        if self.optimizer not in get_args(Step):
-            possible = " or ".join(get_args(Step))
-            raise ExperimentError(f"optimizer {self.optimizer!r} must be {possible}")
-        of_members = {"clients": 1, "images": FEWEST_MEMBERS, "shadows": 0}
-        for settings, fields in ((self, _LEAST), (self.membership, of_members)):
-            for name, least in fields.items():
-                if (value := getattr(settings, name)) < least:
-                    raise ExperimentError(f"{name} is {value}; it must be {least} or more")
-        if min(self.batch_sizes, default=0) < 1 or max(self.batch_sizes) > MOST_LOOKED_AT:
-            raise ExperimentError(f"batch sizes must be from 1 to {MOST_LOOKED_AT}")
 
 
 def attack_run(
@@ -163,8 +143,9 @@ def attack_run(
         RunError: the folder has no completed round, or the images have changed since the run.
     """
     need("attacks", "an attack", ["torchmetrics", "sklearn"])
+    if kind not in KINDS:
+        raise ExperimentError(f"there is no attack {kind!r}; there are: {', '.join(KINDS)}")
     chosen = settings or AttackSettings()
-    chosen.check(kind)
     path = Path(folder)
     loaded = load_finished_run(path, cache_folder(cache), progress)
     if loaded.settings.data.features is not None and kind != "membership":
@@ -198,16 +179,9 @@ def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> 
         ``(N, 3, side, side)``, uint8 RGB.
 
     Raises:
-        DataError: a folder is missing or holds no image, or none can be read.
+        DataError: a folder cannot be read, or holds no readable image.
     """
-    files: list[Path] = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such folder; give a folder of images")
-        found = list(images_below(folder))
-        if not found:
-            raise DataError(f"{folder}: no readable image ({endings()})")
-        files += found
+    files = [path for folder in folders for path in images_below(folder)]
     images = []
     count = min(most or len(files), len(files))
     for path in (files[place * len(files) // count] for place in range(count)):
@@ -216,7 +190,8 @@ def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> 
         except UnusableImageError as error:
             log.warning("%s is left out: %s", path, error)
     if not images:
-        raise DataError(f"{folders[0]}: no readable image ({endings()})")
+        searched = ", ".join(map(str, folders))
+        raise DataError(f"{searched}: no readable image ({endings()})")
     return torch.stack(images)
 
 
@@ -255,11 +230,6 @@ def _known_images(
     loaded, most = senders.loaded, chosen.most_public
     if attacker is not None:
         client = loaded.clients[attacker]
-        if len(client) < FEWEST:
-            raise DataError(
-                f"client {attacker} holds {len(client)} images, fewer than the {FEWEST} that a "
-                "generator needs; choose another with --client"
-            )
         return client.images()[:most].contiguous(), client.labels[:most]
     if not chosen.public:
         raise DataError(

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from feddg.errors import ExperimentError, schema_faults
 from feddg.options import JsonOption, OptionsCommand, options_of, print_json, whole_numbers
 
 app = typer.Typer(
@@ -52,7 +53,9 @@ def attack(
     from feddg.progress import working
 
     sizes = whole_numbers("--batch-sizes", batch_sizes)
-    settings = AttackSettings(batch_sizes=sizes, membership=MembershipEffort(**effort), **options)
+    with schema_faults(ExperimentError):
+        membership = MembershipEffort(**effort)
+        settings = AttackSettings(batch_sizes=sizes, membership=membership, **options)
     with working(quiet=as_json) as progress:
         carry_out = attack_run if as_json else attack_and_show
         rows = carry_out(folder, kind, settings, progress=progress)

@@ -11,7 +11,6 @@ Two attacks, each on weights and on what is sent beside them:
 Members and others are alike in domains and classes. An area under the ROC curve of 0.5 is chance.
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -38,7 +37,6 @@ from feddg.evaluation.metrics import area_under_roc
 from feddg.messages import Weights, copied
 from feddg.records import MembershipRow
 
-log = logging.getLogger("feddg")
 WEIGHTS = "update/weights"
 POINTS = 21
 """Number of stored points of a ROC curve."""
@@ -75,13 +73,6 @@ def membership(
             f"{FEWEST_MEMBERS} of the same domains and classes that they do not hold; this run has "
             "none"
         )
-    if effort.shadows and (alone := sum(not victim.shadows for victim in victims)):
-        log.warning(
-            "%d of %d clients get no shadow attack: there are too few other images of their "
-            "domains",
-            alone,
-            len(victims),
-        )
     looked_at = [*([] if hidden else [None]), *entries]
     rows: list[MembershipRow] = []
     for done, entry in enumerate(looked_at):
@@ -110,12 +101,12 @@ def _learnt(
 ) -> numpy.ndarray:
     """Returns a logistic regression's scores, trained on shadow clients, for the asked features."""
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     features, members = (numpy.concatenate(part) for part in zip(*shadows))
-    scaler = StandardScaler().fit(features)
-    model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), members)
-    return model.decision_function(scaler.transform(asked))
+    model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000))
+    return model.fit(features, members).decision_function(asked)
 
 
 def _row(

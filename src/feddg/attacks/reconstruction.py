@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -57,11 +57,8 @@ contain no finer detail, and 64 pixels would take four times as long.
 """
 LARGEST_SCORE = 10.0
 """Standardised values are clipped to this, because larger ones do not occur for public images."""
-SENT: Final = "sent"
-SAMPLE: Final = "sample"
-UNRELATED: Final = "unrelated"
 Fed = Literal["sent", "sample", "unrelated"]
-FED: tuple[Fed, ...] = (SENT, SAMPLE, UNRELATED)
+FED: tuple[Fed, ...] = get_args(Fed)
 ALL = "all"
 """The name for all domains together."""
 PAIRWISE = {"psnr": psnr, "ssim": ssim}
@@ -103,24 +100,21 @@ class StyleGenerator(nn.Module):
             nn.Linear(length, 256), nn.GELU(), nn.Linear(256, widths[0] * self.sides[0] ** 2)
         )
         self.blocks = nn.ModuleList(_gated(before, after) for before, after in pairwise(widths))
-        self.excitations = nn.ModuleDict(
-            {str(i + 3): _excitation(widths[i], widths[i + 3]) for i in range(len(widths) - 3)}
-        )
+        # MOST_SIDE is three doublings from the smallest map: there is one map to excite, or none.
+        self.excitation = _excitation(widths[0], widths[-1]) if len(widths) > 3 else None
         self.last = nn.Conv2d(widths[-1], 3, 3, padding=1)
         nn.init.zeros_(self.last.weight)  # it begins as the linear attack
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns images; not clamped."""
-        maps = [self.first(vectors).view(len(vectors), -1, self.sides[0], self.sides[0])]
-        for i, block in enumerate(self.blocks, start=1):
-            side = self.sides[i]
-            grown: Tensor = block(interpolate(maps[-1], (side, side)))
-            if str(i) in self.excitations:
-                grown = grown * self.excitations[str(i)](maps[i - 3])
-            maps.append(grown)
-        drawn: Tensor = self.last(maps[-1])
-        return _enlarged(drawn, self.size)
+        smallest: Tensor = self.first(vectors).view(len(vectors), -1, self.sides[0], self.sides[0])
+        maps = smallest
+        for side, block in zip(self.sides[1:], self.blocks):
+            maps = block(interpolate(maps, (side, side)))
+        if self.excitation is not None:
+            maps = maps * self.excitation(smallest)
+        return _enlarged(self.last(maps), self.size)
 
 
 @dataclass
@@ -262,12 +256,9 @@ def _train_network(
 
 
 def _loss(drawn: Tensor, wanted: Tensor, weight: float) -> Tensor:
-    loss = mse_loss(drawn, wanted)
-    if not weight:
-        return loss
     side = min(MOST_SIDE, drawn.shape[-1])
     pair = [interpolate(part, (side, side), mode="area") for part in (drawn.clamp(0, 1), wanted)]
-    return loss + weight * perceptual_distances(*pair).mean()
+    return mse_loss(drawn, wanted) + weight * perceptual_distances(*pair).mean()
 
 
 def _psnr(generator: TrainedGenerator, validation: Pairs) -> float:
@@ -357,7 +348,7 @@ class Reconstruction:
             for fed in FED:
                 first = retrieval(points[fed][chosen], of_true[chosen], domains[chosen])
                 rows.append(self._row(fed, domain, chosen, scores[fed], first))
-        gaps = {name: scores[SAMPLE][name] - sent for name, sent in scores[SENT].items()}
+        gaps = {name: scores["sample"][name] - sent for name, sent in scores["sent"].items()}
         return rows + [self._difference(name, gap) for name, gap in gaps.items()]
 
     def _row(
@@ -449,9 +440,9 @@ def reconstruct(
         for client, sent in rows.items()
     ]
     targets = Targets.joined([part[0] for part in parts])
-    fed = {SENT: torch.cat([p[1] for p in parts]), SAMPLE: torch.cat([p[2] for p in parts])}
+    fed = {"sent": torch.cat([p[1] for p in parts]), "sample": torch.cat([p[2] for p in parts])}
     rng = stream(training.seed, "unrelated")
-    fed[UNRELATED] = others[torch.randint(len(others), (len(targets),), generator=rng)]
+    fed["unrelated"] = others[torch.randint(len(others), (len(targets),), generator=rng)]
     drawn = {name: generator.images(vectors) for name, vectors in fed.items()}
     kind: Attacker = "server" if attacker is None else "client"
     return Reconstruction(kind, entry, targets, drawn, len(public), training.seed)
@@ -461,10 +452,9 @@ def _received(
     senders: Senders, entry: SentEntry, sent: dict[int, Tensor], attacker: int
 ) -> dict[int, Tensor]:
     """Returns what the malicious client sees of other clients: rows by client, or unassigned."""
-    broadcast = senders.broadcast
-    received = entry.received(
-        senders.loaded.server.state.context, broadcast.extras, broadcast.weights
-    )
+    context, broadcast = senders.loaded.server.state.context, senders.broadcast
+    told = (context.tensors if context else {}) | broadcast.extras.tensors
+    received = entry.rows(broadcast.weights, told)
     if received is None:
         raise RunError(
             f"clients receive nothing of what is sent as {entry.key}: a malicious client has "

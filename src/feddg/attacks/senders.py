@@ -1,13 +1,14 @@
 """What real and simulated clients send, and the images used to measure an attack."""
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy
+import pandas
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Examples, Worker, steps_of_round
@@ -24,7 +25,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.rng import stream
 from feddg.runs.prepare import images_of
-from feddg.settings import grouped
+from feddg.settings import Settings, grouped
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
@@ -74,34 +75,20 @@ class SentEntry:
         """Its name in the message."""
         return self.key.partition("/")[2]
 
-    def rows(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    def rows(self, weights: Weights, extras: Weights) -> Tensor | None:
         """Returns the entry's values in a message, ``(rows, length)`` float32, or None.
 
         Args:
-            tensors: tensors of the message by name; for statistics, the weights.
+            weights: weights in the message.
+            extras: other tensors in it.
         """
+        tensors = weights if self.names else extras
         names = self.names or sorted(name for name in tensors if fnmatchcase(name, self.name))
         sent = [tensors[name].detach().float().cpu() for name in names if name in tensors]
         if not sent:
             return None
         joined = torch.cat([part.flatten(1 if self.has_rows else 0) for part in sent], dim=-1)
         return hashed(joined if self.has_rows else joined[None]).clone()
-
-    def of_update(self, update: Update) -> Tensor | None:
-        """Returns the entry's rows in an update."""
-        return self.rows(update.weights if self.names else update.extras.tensors)
-
-    def received(self, context: Message | None, extras: Message, weights: Weights) -> Tensor | None:
-        """Returns the entry's rows in what the server sends to clients, or None.
-
-        Args:
-            context: the shared context that the server computed.
-            extras: extras of a broadcast.
-            weights: weights of a broadcast.
-        """
-        if self.names:
-            return self.rows(weights)
-        return self.rows((context.tensors if context else {}) | extras.tensors)
 
 
 def hashed(rows: Tensor) -> Tensor:
@@ -154,22 +141,13 @@ def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict
         ExperimentError: the method does not send it; the message lists what it sends.
     """
     entries = entries_of(method, network)
-    statistics = _statistics(network)
-    if wanted in ("statistics", STATISTICS) and statistics:
+    if wanted in ("statistics", STATISTICS) and (statistics := _statistics(network)):
         return statistics
     if not entries:
-        further = (
-            ", `--entry statistics` the normalisation statistics among them" if statistics else ""
-        )
-        if method.one_round or not has_global_model(method, network):
-            shared = "sums over its clients' images" if method.one_round else "counts"
-            raise ExperimentError(
-                f"{method.name} shares nothing but {shared}, which no attack here reads"
-            )
         raise ExperimentError(
-            f"{method.name} shares nothing but weights (and counts): there is no style, spectrum "
-            "or prototype to attack. `--kind update` and `--kind membership` attack the weights"
-            f"{further}"
+            f"{method.name} shares no style, spectrum or prototype to attack. Where weights leave "
+            "the clients, `--kind update` and `--kind membership` attack them, and `--entry "
+            "statistics` the normalisation statistics among them"
         )
     if wanted is None:
         return entries
@@ -222,15 +200,11 @@ class Targets:
 def chosen_clients(loaded: Federation, most: int, seed: int, least: int = 1) -> list[int]:
     """Returns up to ``most`` clients that hold ``least`` images, taking domains in turn."""
     counts = images_of(loaded).partition.counts
-    main = numpy.argmax(counts, axis=1)
-    drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
-    holding = [client for client in drawn if counts[client].sum() >= least]
-    of_domain: Counter[int] = Counter()
-    order = {}
-    for client in holding:
-        order[client] = of_domain[main[client]]
-        of_domain[main[client]] += 1
-    return sorted(sorted(holding, key=lambda client: order[client])[:most])
+    drawn = torch.randperm(len(counts), generator=stream(seed, "clients")).numpy()
+    holding = drawn[counts[drawn].sum(axis=1) >= least]
+    domains = counts[holding].argmax(axis=1)
+    turns = pandas.Series(domains).groupby(domains).cumcount()
+    return sorted(holding[turns.argsort(kind="stable")[:most]].tolist())
 
 
 def looked_at(examples: Examples, client: int, seed: int) -> Tensor:
@@ -370,11 +344,11 @@ class Senders:
         return [sent[id] for id in range(len(hold))]
 
     def trained(
-        self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
+        self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast
     ) -> Iterator[Update]:
         """Yields the updates of simulated clients; each is valid until the next is drawn."""
         transport = self.loaded.others(client_data.__getitem__, len(client_data), worker)
-        for reply in transport.train(range(len(client_data)), broadcast or self.broadcast):
+        for reply in transport.train(range(len(client_data)), broadcast):
             if not isinstance(reply, Update):
                 raise RunError(f"a pretended client cannot train: {reply.reason}")
             yield reply
@@ -399,11 +373,11 @@ class Senders:
             start = Broadcast(0, self.loaded.untrained())
             for id, reply in transport.client_statistics(clients, start):
                 if isinstance(reply, Message):
-                    sent[id] = entry.rows(reply.tensors)
+                    sent[id] = entry.rows({}, reply.tensors)
         else:
             for update in transport.train(clients, self.broadcast):
                 if isinstance(update, Update):
-                    sent[update.client] = entry.of_update(update)
+                    sent[update.client] = entry.rows(update.weights, update.extras.tensors)
         found = {id: rows for id, rows in sent.items() if rows is not None}
         if not found:
             raise RunError(f"no client sends {entry.key}, so there is nothing to attack")
@@ -437,8 +411,7 @@ def _twice(examples: Examples) -> Examples:
     return replace(examples, rows=rows, labels=labels, domains=domains)
 
 
-@dataclass(frozen=True)
-class MembershipEffort:
+class MembershipEffort(Settings):
     """The size of the membership attack.
 
     Attributes:
@@ -447,9 +420,9 @@ class MembershipEffort:
         shadows: number of shadow clients for each of them.
     """
 
-    clients: int = 8
-    images: int = 32
-    shadows: int = 4
+    clients: int = Field(8, ge=1)
+    images: int = Field(32, ge=FEWEST_MEMBERS)
+    shadows: int = Field(4, ge=0)
 
 
 @dataclass(frozen=True)

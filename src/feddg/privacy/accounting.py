@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 from feddg.diagnostics import warn
-from feddg.errors import BudgetSpent, ExperimentError, RunError
+from feddg.errors import BudgetSpent, ExperimentError
 from feddg.records import PRIVACY, PRIVACY_ROWS, PrivacyRow
 from feddg.settings import PrivacySettings, grouped
 
@@ -221,27 +221,19 @@ class Account:
         return accountants_epsilon(min(map(together, spent.values()), default=math.inf), delta)
 
 
-def open_account(folder: Any, rounds: int, *, every_round: bool) -> Account:
+def open_account(folder: Any) -> Account:
     """Returns the account of a run, continued from the rows in its folder.
 
     Args:
         folder: the run's, see :meth:`feddg.privacy.defence.Defence.keep_in`.
-        rounds: completed rounds in the checkpoint.
-        every_round: whether each of them must have cost something.
 
     Raises:
-        RunError: the privacy cost of a round was lost, or a row is damaged.
+        RunError: a row is damaged.
     """
-    path, rows = folder.path / PRIVACY, PRIVACY_ROWS.read(folder.path / PRIVACY)
+    rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
     if rows:
         folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
-    account = Account(lambda row: folder.append(PRIVACY, [row]), rows)
-    if every_round and (missing := account.lacks(rounds)):
-        raise RunError(
-            f"{path} lacks round {min(missing)}: what was spent on it is not known, so nothing "
-            "more can be promised; put the file back, or begin a new run"
-        )
-    return account
+    return Account(lambda row: folder.append(PRIVACY, [row]), rows)
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:

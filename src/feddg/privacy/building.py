@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from pydantic import ValidationError
 from torch import nn
 
 from feddg.clients.client import RecordNoise
@@ -251,13 +250,8 @@ def resolved_choice(written: object) -> dict[str, object]:
     Raises:
         ExperimentError: the entry does not name an available defence.
     """
-    try:
+    with schema_faults(ExperimentError, "defences: "):
         choice = DefenceChoice.model_validate(written)
-    except ValidationError:
-        raise ExperimentError(
-            f"defences: write names, or a name with settings, not {written!r}; there are: "
-            f"{DEFENCES.names()}"
-        ) from None
     if DEFENCES.find(choice.name).Settings is PrivacySettings:
         raise ExperimentError(
             "defences: write clipping as `privacy: {clipping: fixed}` (or adaptive)"

@@ -64,7 +64,6 @@ class Defence(RoundHook):
 
     Attributes:
         name: registry name, and prefix of everything it sends or stores.
-        summary: one line.
         Settings: the pydantic model of its settings.
         breaks: features of a method (:data:`TRAITS`) that it does not work with, and why.
         sees_updates: whether it reads single updates at the server, without aggregating them.
@@ -82,7 +81,6 @@ class Defence(RoundHook):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str] = ""
     Settings: ClassVar[type[BaseModel]] = Settings
     breaks: ClassVar[dict[str, str]] = {}
     aggregates: ClassVar[bool] = False
@@ -120,15 +118,14 @@ class Defence(RoundHook):
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """Learns with which settings and method it goes together; once, before round 1."""
 
-    def keep_in(self, folder: Any, rounds: int) -> None:
+    def keep_in(self, folder: Any) -> None:
         """Reads what it has kept in the folder of a run, and keeps what follows there.
 
         Args:
             folder: the run's: its ``path``, ``append`` and ``replace_rows`` of a file's rows.
-            rounds: completed rounds in the checkpoint.
 
         Raises:
-            RunError: rows are missing, or were changed.
+            RunError: a row is damaged.
         """
 
     @property

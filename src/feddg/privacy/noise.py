@@ -39,6 +39,7 @@ from feddg.privacy.defence import (
     sent_by,
 )
 from feddg.privacy.robust import distance, length, shrunk
+from feddg.records import PRIVACY
 from feddg.rng import add_noise
 from feddg.settings import PrivacySettings
 from feddg.styles.statistics import StyleNoise
@@ -68,9 +69,9 @@ class _Charged(Defence):
         super().__init__(settings)
         self.account = Account()
 
-    def keep_in(self, folder: Any, rounds: int) -> None:
+    def keep_in(self, folder: Any) -> None:
         """Goes on with the account in the run's folder."""
-        self.account = open_account(folder, rounds, every_round=self.noised)
+        self.account = open_account(folder)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release | None:
         """Returns what a round with these clients releases, or None; before round 1 it is 0."""
@@ -95,7 +96,8 @@ class _Charged(Defence):
             if self.noised and self.account.lacks(round - 1):
                 raise ExperimentError(
                     "what earlier rounds have cost of privacy is not known here, so nothing more "
-                    "can be promised: go on in the object that trained them, or in their run folder"
+                    "can be promised: go on in the object that trained them, or in their run "
+                    f"folder with its file {PRIVACY}"
                 )
             self.account.charge(release, chosen.delta, getattr(chosen, self.budget))
 
@@ -110,7 +112,6 @@ class Clipping(_Charged):
     """
 
     name = "clipping"
-    summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     clips = True
     budget = "epsilon"
     _BREAKS: ClassVar[dict[str, str]] = {
@@ -359,7 +360,6 @@ class NoisedRecords(_Charged):
     """
 
     name = "noised_records"
-    summary = "gradients clipped image by image and noised; asked for as privacy.record_epsilon"
     breaks: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_RECORDS,
         EXTRAS: _OPEN_RECORDS,
@@ -431,7 +431,6 @@ class NoisedStyles(_Charged):
     """Differential privacy of styles, for an image or a client."""
 
     name = "noised_styles"
-    summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
     budget = "style_epsilon"
     style_noise: StyleNoise
 

@@ -168,7 +168,6 @@ class Krum(Defence):
     """The mean of the updates with the smallest distances to their neighbours."""
 
     name = "krum"
-    summary = "uses only updates that lie close together; multi-Krum too (Blanchard et al. 2017)"
     Settings = KrumSettings
     breaks: ClassVar[dict[str, str]] = {
         AGGREGATION: "and Krum leaves some out",
@@ -238,7 +237,6 @@ class Median(Defence):
     """Replaces the mean by the coordinate-wise median."""
 
     name = "median"
-    summary = "coordinate-wise median; withstands fewer than half (Yin et al. 2018)"
     breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and a median leaves one"}
     aggregates = True
 
@@ -278,7 +276,6 @@ class TrimmedMean(Defence):
     """The mean of each coordinate's middle values."""
 
     name = "trimmed_mean"
-    summary = "mean without the f lowest and highest values (Yin et al. 2018)"
     Settings = TrimmedMeanSettings
     breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and a trimmed mean leaves one"}
     aggregates = True
@@ -324,7 +321,6 @@ class NormBounding(Defence):
     """Shortens long changes at the server."""
 
     name = "norm_bounding"
-    summary = "the server shortens long changes (Sun et al. 2019)"
     Settings = NormBoundingSettings
     sees_updates = True
     breaks: ClassVar[dict[str, str]] = {
@@ -374,7 +370,6 @@ class CentredClipping(Defence):
     """The mean of changes that are clipped around a robust centre."""
 
     name = "centred_clipping"
-    summary = "mean of changes clipped around their own centre (Karimireddy et al. 2021)"
     Settings = CentredClippingSettings
     breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and centred clipping leaves one"}
     aggregates = True

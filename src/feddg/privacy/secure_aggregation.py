@@ -126,12 +126,12 @@ def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     coefficients are random; the share of holder ``i``, from 0, is its value at ``i + 1``. Fewer
     shares reveal nothing (Shamir, "How to Share a Secret", 1979).
 
-    Raises:
-        ValueError: the secret, as a number, is not below :data:`PRIME`.
+    Args:
+        secret: of :func:`new_secret`.
+        threshold: how many shares recover it.
+        holders: number of shares.
     """
     value = int.from_bytes(secret, "big")
-    if value >= PRIME:
-        raise ValueError("a secret to share is below PRIME; new_secret makes such ones")
     coefficients = [value, *(randbelow(PRIME) for _ in range(threshold - 1))]
     shares = []
     for place in range(1, holders + 1):
@@ -212,17 +212,14 @@ def encoded(update: Update, received: Weights, count: int, clients: int) -> nump
 def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
     """Returns the mean of the weights from the sum of changes, and their total weight.
 
+    If the total weight is not what it must be, neither is the mean.
+
     Args:
         total: uint64, the sum of :func:`encoded` updates.
         received: the weights the clients were sent.
-
-    Raises:
-        ValueError: the total is not such a sum.
     """
     values, at, weights = torch.from_numpy(total.view(numpy.int64).copy()), 0, {}
     count = int(values[-1])
-    if count < 1 or len(values) != 1 + sum(tensor.numel() for tensor in received.values()):
-        raise ValueError("the sum is not one of updates of these weights")
     for name in sorted(received):
         tensor = received[name]
         change = values[at : at + tensor.numel()].double().reshape(tensor.shape) / (_SCALE * count)
@@ -276,7 +273,6 @@ class SecureAggregation(Defence):
     """Masks updates so that only their sum can be read."""
 
     name = "secure_aggregation"
-    summary = "the server sees only sums of updates (Bonawitz et al. 2017)"
     Settings = SecureAggregationSettings
     breaks: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: "which the server would see of each client",
@@ -320,7 +316,7 @@ class SecureAggregation(Defence):
         share = math.ceil(self.settings.threshold * clients - 1e-9)
         return int(max(FEWEST, clients // 2 + 1, share))
 
-    def keep_in(self, folder: Any, rounds: int) -> None:
+    def keep_in(self, folder: Any) -> None:
         """Goes on from the sums that the run has opened."""
         rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
         if rows:
@@ -386,8 +382,7 @@ class SecureAggregation(Defence):
             raise ClientError("has shared its secrets already")
         ids, keys = question.tensors["ids"].cpu(), question.tensors["keys"].cpu()
         listed = ids.tolist()
-        if len(set(listed)) < len(listed) or id not in listed or len(listed) < FEWEST:
-            raise ClientError(f"masks with at least {FEWEST} clients, itself among them, each once")
+        self._require_members(id, ids, listed, FEWEST)
         place = listed.index(id)
         self._require_one_sum(round, set(listed), secrets)
         mine = _bytes(secrets["own"])
@@ -500,7 +495,10 @@ class SecureAggregation(Defence):
         listed = message.tolist()
         ours = set(listed) <= set(among) and len(set(listed)) == len(listed)
         if not ours or id not in listed or len(listed) < least:
-            raise ClientError("was given a list of clients that is too short or names strangers")
+            raise ClientError(
+                "was given a list of clients that is too short, lacks this one, or names strangers "
+                "or one twice"
+            )
 
 
 def _tried(round: int) -> str:
@@ -712,10 +710,7 @@ class _Round:
     def _update(self, total: numpy.ndarray, updates: list[Update], liars: list[int]) -> Update:
         ids = [update.client for update in updates]
         expected = len(ids) if self._defence.alike else sum(update.examples for update in updates)
-        try:
-            weights, count = decoded(total, self._broadcast.weights)
-        except ValueError:
-            count = 0
+        weights, count = decoded(total, self._broadcast.weights)
         if count != expected:
             whose = (
                 f"{name_clients(liars)} shared another secret than was committed to"

@@ -490,7 +490,7 @@ def _run(
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
     for defence in defences.defences:
-        defence.keep_in(folder, done)
+        defence.keep_in(folder)
     if evaluation is not None:
         thin = about_support(evaluation.support(), federation.clients.held.classes)
         # Whoever resumes a run was told when it began.

@@ -2,20 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import numpy
 
 from feddg.data.decoded import open_pixels
 from feddg.data.decoding import require_own_names
-from feddg.data.fingerprint import content_hashes, file_of, images_file
+from feddg.data.fingerprint import content_hashes, contents_of_rows, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import about_copies, about_labels
 from feddg.data.splits import from_roles
 from feddg.errors import DataError, FeddgError
-from feddg.testing.methods import Fault, FaultsFound
-from feddg.testing.watching import other_global_numbers
+from feddg.testing.methods import Fault, FaultsFound, other_global_numbers
 
 UNUSABLE = "Nothing could be trained"
 MISLEADING = "Accuracies would not be of what they seem to be of"
@@ -85,7 +83,7 @@ def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
         contents = [known[file][1] for file in files]
     else:
         assert table.images is not None
-        contents = [sha256(image.tobytes()).hexdigest() for image in table.images]
+        contents = contents_of_rows(table)
         kind, shape = table.images.dtype, table.images.shape
         pixels = kind == numpy.uint8 and shape[3:] == (3,)
         features = kind == numpy.float32 and len(shape) == 2

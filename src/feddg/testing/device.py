@@ -8,10 +8,12 @@ every copy from memory that is not pinned.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -20,7 +22,6 @@ from torch.utils import backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
 
 from feddg.clients.graphs import ANSWERS, INDEXED, leaves_of
-from feddg.testing.watching import place_of_frame
 
 NAME = "pretended"
 aten = torch.ops.aten
@@ -44,7 +45,7 @@ class Traffic:
     waits: Counter[str] = field(default_factory=Counter)
     sent: list[int] = field(default_factory=list)
     launches: int = 0
-    files: frozenset[str] = frozenset()
+    files: Collection[str] = ()
 
 
 _watching: list[Traffic] = []
@@ -52,7 +53,7 @@ _pinned: Any = WeakIdKeyDictionary()
 
 
 @contextmanager
-def traffic(files: frozenset[str] = frozenset()) -> Iterator[Traffic]:
+def traffic(files: Collection[str] = ()) -> Iterator[Traffic]:
     """Counts what passes between host and device in its block; names lines of some files."""
     seen = Traffic(files=files)
     _watching.append(seen)
@@ -113,8 +114,12 @@ class OnDevice(Tensor):
 
 def _waited(name: str) -> None:
     for seen in _watching:
-        where = place_of_frame(sys._getframe(), seen.files)
-        seen.waits[f"{WORDS.get(name, name)} at {where}" if where else name] += 1
+        places = [
+            f"{Path(frame.f_code.co_filename).name}:{line}"
+            for frame, line in walk_stack(sys._getframe())
+            if frame.f_code.co_filename in seen.files
+        ]
+        seen.waits[f"{WORDS.get(name, name)} at {places[0]}" if places else name] += 1
 
 
 def _sent(tensor: Tensor, non_blocking: bool = False) -> None:

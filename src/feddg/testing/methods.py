@@ -5,30 +5,33 @@ run, another order of clients, a resumed run or a GPU would give others.
 """
 
 import copy
-import inspect
+import logging
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
+from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import numpy
 import torch
+from torch import Tensor, nn
 from torch.utils import backend_registration
 
 from feddg.clients import together
 from feddg.diagnostics import emit, note
-from feddg.errors import ExperimentError, FeddgError
+from feddg.errors import ExperimentError, FeddgError, in_words
 from feddg.federation.federation import Clients
 from feddg.federation.server import Hooks
 from feddg.federation.validation import layout_fault
-from feddg.messages import Message, Refusal, Update, Weights, copied, first_not_finite
-from feddg.methods.base import Method, has_global_model
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, copied, first_not_finite
+from feddg.methods.base import Method, Round, RoundHook, State, has_global_model
 from feddg.methods.baselines import FedProx
 from feddg.methods.composition import compose
 from feddg.models.backbones import build_network
@@ -36,20 +39,6 @@ from feddg.models.convolutions import use_plain_convolutions
 from feddg.privacy.robust import moved
 from feddg.simple import Federation
 from feddg.testing.device import second_device, traffic
-from feddg.testing.watching import (
-    Watch,
-    as_they_were,
-    changed,
-    content,
-    differs,
-    files_of,
-    first_line,
-    global_numbers,
-    line_at,
-    other_global_numbers,
-    place_of_error,
-    quietly,
-)
 from feddg.text import counted
 
 CLASSES, SIDE, ROUNDS, BATCH = 3, 16, 2, 4
@@ -85,16 +74,162 @@ class FaultsFound(AssertionError):
         faults: which ones.
     """
 
-    def __init__(self, name: str, faults: list[Fault], waiting: int = 0) -> None:
+    def __init__(self, name: str, faults: list[Fault]) -> None:
         lines = [f"{name} has {counted(len(faults), 'fault')}:", *map(str, faults)]
-        if waiting:
-            lines.append(f"{counted(waiting, 'further check')} can be tried once this is mended.")
         super().__init__("\n".join(lines))
         self.faults = faults
 
 
 class MethodFault(FaultsFound):
     """A method breaks a rule."""
+
+
+# What is seen of a method while it trains, and what is kept from it.
+
+
+@contextmanager
+def quietly() -> Iterator[list[BaseException]]:
+    """Holds back the package's warnings inside the block; yields the errors that came with them."""
+    errors: list[BaseException] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            errors.append(record.exc_info[1])
+        return record.levelno < logging.WARNING
+
+    log = logging.getLogger("feddg")
+    log.filters.insert(0, hold)  # of two, the inner one is asked first
+    try:
+        yield errors
+    finally:
+        log.removeFilter(hold)
+
+
+@contextmanager
+def other_global_numbers(seed: int) -> Iterator[None]:
+    """Sets all global generators inside the block, and puts them back."""
+    before = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what others may use
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        numpy.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])  # noqa: NPY002
+
+
+@contextmanager
+def as_they_were() -> Iterator[None]:
+    """Puts PyTorch's settings back that a method may have changed inside the block."""
+    count, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(count)
+            torch.set_default_dtype(dtype)
+
+
+def global_numbers() -> dict[str, object]:
+    """Returns what all parts of a program share: the global generators, and PyTorch's settings."""
+    return {
+        "Python's global random numbers": random.getstate(),
+        "numpy's global random numbers": repr(numpy.random.get_state()),  # noqa: NPY002
+        "PyTorch's global random numbers": content(torch.get_rng_state()),
+        "PyTorch's default dtype": torch.get_default_dtype(),
+        "PyTorch's number of threads": torch.get_num_threads(),
+        "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "PyTorch's gradient mode": torch.is_grad_enabled(),
+    }
+
+
+def content(value: object, depth: int = 4) -> object:
+    """Returns what tells the content of an object, for comparisons."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return tuple(value.shape), value.dtype, flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, numpy.ndarray):
+        return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, torch.Generator):
+        return content(value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, nn.Module):
+        return content(value.state_dict())
+    if depth and isinstance(value, dict):
+        return [(repr(name), content(item, depth - 1)) for name, item in value.items()]
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [content(item, depth - 1) for item in value]
+    plain = isinstance(value, type | ModuleType | FunctionType) or not hasattr(value, "__dict__")
+    return repr(value) if plain or not depth else (repr(value), content(vars(value), depth - 1))
+
+
+def changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """Returns the names of what differs, sorted."""
+    return sorted(n for n in before | after if before.get(n, ...) != after.get(n, ...))
+
+
+class Watch(RoundHook):
+    """Knows what a round was given, which nobody may change.
+
+    Attributes:
+        found: what was changed first, or None.
+        refusals: why clients' updates were refused.
+    """
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.found: str | None = None
+        self._given: dict[str, tuple[Weights, Weights]] = {}
+
+    def _give(self, given: dict[str, Weights]) -> None:
+        self._given |= {name: (tensors, copied(tensors)) for name, tensors in given.items()}
+
+    def start(self, state: State, labels: Weights) -> None:
+        """Begins a round of a state and of clients' labels."""
+        context = {} if state.context is None else state.context.tensors
+        self._given.clear()
+        self._give({"state.weights": state.weights, "state.extras": state.extras})
+        self._give({"client.context": context, "client.examples.labels": labels})
+
+    def changed(self) -> str | None:
+        """Returns what is not as it was given, or None."""
+        for what, (now, before) in self._given.items():
+            name = differs(now, before)
+            if name is not None:
+                return f"{what}[{name}] is changed in place"
+        return None
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """See :class:`RoundHook`."""
+        for name, tensor in broadcast.weights.items():
+            kept = round.state.weights.get(name)
+            if kept is not None and kept.dtype != tensor.dtype and self.found is None:
+                self.found = f"the broadcast holds {name!r} as {tensor.dtype}, not {kept.dtype}"
+        extras = broadcast.extras.tensors
+        self._give({"client.received": broadcast.weights, "client.extras": extras})
+        return broadcast
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :class:`RoundHook`."""
+        self.refusals.append(f"client {refusal.client}: {refusal.reason}")
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :class:`RoundHook`."""
+        self.found = self.found or self.changed()
+        return state
+
+
+def differs(one: Weights, other: Weights) -> str | None:
+    """Returns the first entry that differs, or None."""
+    if one.keys() != other.keys():
+        return f"the entries {sorted(one.keys() ^ other.keys())[:3]}"
+    return next((repr(n) for n, t in one.items() if not torch.equal(t.cpu(), other[n].cpu())), None)
+
+
+# The federation that a method trains in.
 
 
 class _Images(list[Any]):
@@ -166,6 +301,10 @@ def _check(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
     return check
 
 
+def _check_on_device(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
+    return _check(check) if HAS_SECOND_DEVICE else check
+
+
 @dataclass
 class _Watched:
     """A short run, and what was seen of it."""
@@ -174,24 +313,8 @@ class _Watched:
     kept: list[str]
     shared: list[str]
     errors: list[BaseException]
-    error: Exception | None = None
-
-    @property
-    def weights(self) -> Weights:
-        self.raise_error()
-        return self.small.server.state.weights
-
-    def raise_error(self) -> None:
-        """Raises what ended the run, if it did not reach its end."""
-        if self.error is not None:
-            raise self.error
-
-    def line(self, make: Make, of: Callable[[_Small], object]) -> str:
-        """Returns `` at file:line``, where something becomes another in a second run."""
-        small = _Small(make())
-        with other_global_numbers(1):
-            place = first_line(files_of(small.method), small.trained, lambda: of(small))
-        return f" at {place}" if place else ""
+    error: Exception | None
+    weights: Weights
 
 
 def _kept(small: _Small) -> dict[str, object]:
@@ -213,7 +336,7 @@ def _trained(make: Make) -> _Watched:
         except Exception as raised:
             error = raised
         changes = changed(kept, _kept(small)), changed(shared, global_numbers())
-    return _Watched(small, *changes, errors, error)
+    return _Watched(small, *changes, errors, error, small.server.state.weights)
 
 
 @_check
@@ -224,15 +347,14 @@ def messages_are_declared(make: Make) -> Found:
     if seen.error is not None and not isinstance(seen.error, FeddgError):
         raise seen.error
     if refusals or seen.error is not None:
-        place = place_of_error([*seen.errors, seen.error], files_of(small.method))
         reason = refusals[0] if refusals else str(seen.error)
-        return reason + f" (at {place})" * bool(place), (
+        return "; ".join([reason, *map(in_words, seen.errors[:1])]), (
             "The server refuses what is not declared in `sends`, or out of range"
         )
     fault = layout_fault(seen.weights, small.network.state_dict())
     if fault is not None:
         return (
-            f"after {ROUNDS} rounds of {_line_of(small.method, 'aggregate')} {fault}",
+            f"after {ROUNDS} rounds of aggregate {fault}",
             "The next client would train with other numbers than were aggregated",
         )
     bad = first_not_finite(seen.weights)
@@ -251,8 +373,7 @@ def nothing_is_kept_on_self(make: Make) -> Found:
     if not seen.kept:
         return None
     return (
-        f"training changed {', '.join(f'self.{name}' for name in seen.kept[:3])}"
-        f"{seen.line(make, _kept)}",
+        f"training changed {', '.join(f'self.{name}' for name in seen.kept[:3])}",
         "Clients call a method from several threads and processes, and a resumed run begins "
         "with a new object: keep it in client.scratch, client.memory or state.extras",
     )
@@ -264,9 +385,8 @@ def what_all_share_stays(make: Make) -> Found:
     seen = _trained(make)
     if not seen.shared:
         return None
-    place = seen.line(make, lambda _: global_numbers())
     return (
-        f"training changed {', '.join(seen.shared[:3])}{place}",
+        f"training changed {', '.join(seen.shared[:3])}",
         "Draw from client.stream(...), never from a global generator, and seed none: other parts "
         "of the program use them, too, and nobody could repeat the numbers",
     )
@@ -275,14 +395,12 @@ def what_all_share_stays(make: Make) -> Found:
 @_check
 def what_is_sent_stays(make: Make) -> Found:
     """Weights, extras, context and labels are not changed in place by whoever is given them."""
-    seen = _trained(make)
-    watch = seen.small.watch
+    watch = _trained(make).small.watch
     fault = watch.found or watch.changed()
     if fault is None:
         return None
-    place = seen.line(make, lambda small: small.watch.changed())
     return (
-        f"{fault}{place}",
+        fault,
         "A round may fail half-way and be done again, and other clients get the same tensors: put "
         "new ones into the state, and give what is sent the type of the network",
     )
@@ -291,7 +409,6 @@ def what_is_sent_stays(make: Make) -> Found:
 @_check
 def every_update_counts_once(make: Make) -> Found:
     """The aggregate takes every update once, in any order, and none after the next is drawn."""
-    _trained(make).raise_error()
     small = _Small(make())
     method = small.method
     if not has_global_model(method, small.network):
@@ -314,17 +431,17 @@ def every_update_counts_once(make: Make) -> Found:
         start = replace(state.next(), weights=copied(state.weights))
         return method.aggregate(start, stream()).weights
 
-    where, why = _line_of(method, "aggregate"), "Every client has its share in the model, once"
+    why = "Every client has its share in the model, once"
     expected = aggregated(updates)
     if len(drawn) != len(updates):
-        return f"{where} draws {len(drawn)} of {len(updates)} updates", why
+        return f"aggregate draws {len(drawn)} of {len(updates)} updates", why
     if differs(expected, aggregated(updates, spoilt=True)):
-        return f"{where} uses an update after the next one is drawn", (
+        return "aggregate uses an update after the next one is drawn", (
             "Its tensors are the client's live weights by then: update.keep() copies them"
         )
     turned = aggregated(updates[::-1])
     if moved(turned, expected) > ROUNDING * moved(expected, state.weights):
-        return f"{where} gives other weights when the same updates come in another order", why
+        return "aggregate gives other weights when the same updates come in another order", why
     for equal in (updates[0].weights, state.weights):  # a server may go on where clients stood
         try:
             mean = aggregated([replace(update, weights=equal) for update in updates])
@@ -335,7 +452,7 @@ def every_update_counts_once(make: Make) -> Found:
             step = moved({name: updates[0].weights[name]}, {name: old})
             if old.any() and step and moved({name: mean[name]}, equal) <= ROUNDING * step:
                 return None
-    return f"{where} gives other weights than all updates have, which are equal", why
+    return "aggregate gives other weights than all updates have, which are equal", why
 
 
 def _unlike(one: Weights, other: Weights, what: str, why: str) -> Found:
@@ -426,9 +543,15 @@ def _site(make: Make, id: int) -> Federation:
     return site
 
 
+def _files_of(method: Method) -> set[str]:
+    """Returns the files in which a method's class defines its hooks."""
+    own = vars(type(method)).values()
+    return {hook.__code__.co_filename for hook in own if isinstance(hook, FunctionType)}
+
+
 @lru_cache(maxsize=1)
-def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
-    """Trains on a device: returns the weights, what a step waits for, and what ended it."""
+def _on_device(make: Make) -> tuple[Weights, Counter[str]]:
+    """Trains on a device: returns the weights, and what a step waits for."""
     # Another number of images in a batch may round an output of the network otherwise.
     nobody_joins = patch.object(together, "images_at_once", return_value=0)
     with second_device() as name, nobody_joins:
@@ -436,41 +559,20 @@ def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
         def seen(steps: int) -> tuple[Weights, Counter[str]]:
             small = _Small(make(), steps=steps, device=name)
             small.server.setup()
-            with traffic(files_of(small.method)) as seen:
+            with traffic(_files_of(small.method)) as seen:
                 for _ in range(ROUNDS):
                     small.server.round()
             return small.server.state.weights, seen.waits
 
-        try:
-            _, short = seen(1)
-            weights, long = seen(2)
-        except Exception as error:
-            return {}, Counter(), error
-    return weights, long - short, None
+        _, short = seen(1)
+        weights, long = seen(2)
+    return weights, long - short
 
 
-@_check
-def a_device_has_the_same_bits(make: Make) -> Found:
-    """On a device that is not the CPU."""
-    if not HAS_SECOND_DEVICE:
-        return None
-    weights, _, error = _on_device(make)
-    if error is not None:  # which a_device_need_not_wait says
-        return None
-    expected, why = _trained(make).weights, "Draw on the CPU, the same for every device"
-    return _unlike(expected, weights, "on a device it differs in {}", why)
-
-
-@_check
+@_check_on_device
 def a_device_need_not_wait(make: Make) -> Found:
     """Tensors are where they must be, and nothing waits for a device inside a step."""
-    if not HAS_SECOND_DEVICE:
-        return None
-    _, waits, error = _on_device(make)
-    if error is not None:
-        place = place_of_error([error], files_of(make()))
-        text = f"on a device: {str(error).splitlines()[0]}" + f" (at {place})" * bool(place)
-        return text, "Tensors of a step must be where client.device says"
+    _, waits = _on_device(make)
     if not waits or make().waits:
         return None
     return (
@@ -480,19 +582,22 @@ def a_device_need_not_wait(make: Make) -> Found:
     )
 
 
-@_check
+@_check_on_device
+def a_device_has_the_same_bits(make: Make) -> Found:
+    """On a device that is not the CPU."""
+    weights, _ = _on_device(make)
+    why = "Draw on the CPU, the same for every device"
+    return _unlike(_trained(make).weights, weights, "on a device it differs in {}", why)
+
+
+@_check_on_device
 def a_recorded_step_does_the_same(make: Make) -> Found:
     """On a device, a step that is recorded gives the same bits; says why none is."""
-    if not HAS_SECOND_DEVICE:
-        return None
     with second_device() as name:
         plain, recorded = (
             _Small(make(), device=name, train={"graphs": graphs}) for graphs in (False, True)
         )
-        try:
-            expected, weights = plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS)
-        except (RuntimeError, TypeError):  # which a_device_need_not_wait says
-            return None
+        expected, weights = plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS)
     for why in recorded.worker.graphs.refused.values():
         emit(note("not-recorded", f"Its steps are not recorded: one {why}."))
     return _unlike(
@@ -520,7 +625,7 @@ def odd_clients_train_too(make: Make) -> Found:
             lost = first_not_finite(small.trained()) is not None
             faults = [*small.watch.refusals, *["weights are not finite"] * lost]
         except Exception as error:
-            faults = [_said(error, small.method)]
+            faults = [in_words(error)]
         if faults:
             return f"{what}: {faults[0]}", "Federations have such clients"
     return None
@@ -554,7 +659,7 @@ def others_may_join_in(make: Make) -> Found:
     try:
         _Small(both(**{**given, "mu": 0.5})).trained(1)
     except Exception as error:
-        return f"with fedprox: {_said(error, make())}", "Hooks call super() and add to it"
+        return f"with fedprox: {in_words(error)}", "Hooks call super() and add to it"
     return None
 
 
@@ -583,28 +688,12 @@ def check_method(
         checks = [check for check in checks if check is settings_are_checked]
     with as_they_were(), quietly():
         torch.set_num_threads(1)
-        for place, check in enumerate(checks):
+        for check in checks:
             try:
                 found = check(method)
             except Exception as error:
-                found = _said(error, method), "It cannot be trained"
+                found = in_words(error), "It cannot be trained"
             if found is not None:
                 name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
                 fault = Fault(check.__name__.replace("_", " "), *found)
-                raise MethodFault(name, [fault], waiting=len(checks) - place - 1)
-
-
-def _said(error: Exception, method: Method | Make) -> str:
-    """Returns an error in a line, with the line of the method that it came through."""
-    with suppress(Exception):
-        method = method() if not isinstance(method, type | Method) else method
-    place = place_of_error([error], files_of(method))
-    return f"{type(error).__name__}: {error}" + f" (at {place})" * bool(place)
-
-
-def _line_of(method: Method, hook: str) -> str:
-    """Returns a hook's name, with the line where the method defines it."""
-    code = inspect.unwrap(getattr(type(method), hook)).__code__
-    if code.co_filename not in files_of(method):
-        return hook
-    return f"{hook} ({line_at(code.co_filename, code.co_firstlineno)})"
+                raise MethodFault(name, [fault])
