@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from feddg.comparison.results import Results, evaluations
 from feddg.comparison.results_file import HELD_OUT
 from feddg.comparison.statistics import Interval, Margin, average_over_columns, by_seed
-from feddg.methods.base import METHODS
 from feddg.records import (
     EMA,
     ID_TEST,
@@ -52,8 +51,6 @@ Trace = dict[str, Any]
 Axis = dict[str, Any]
 Point = tuple[float, float]
 DASHES: Final = ("solid", "dot", "dash", "dashdot", "longdash")
-NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
-"""Methods that most pages have: these keep their colour."""
 CLASSES_WITH_TEXT = 12
 MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24
@@ -172,27 +169,10 @@ LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Returns a style for every method, all different up to ``LINE_STYLES`` methods.
 
-    A method's colour follows from its position among all methods. If that colour is already used on
-    the page, it gets the next free one.
-
     Args:
         methods: their labels, in page order.
     """
-    places = {name: place for place, name in enumerate(METHODS)}
-
-    def rank(label: str) -> tuple[bool, int]:
-        return label.lower() not in NEARLY_EVERYWHERE, places.get(label.lower(), len(places))
-
-    styles: dict[str, LineStyle] = {}
-    free: list[LineStyle] = []
-    # Known methods first: they must not lose their colour to a name that happens to fall on it.
-    for place, label in enumerate(sorted(methods, key=rank)):
-        free = free or list(LINE_STYLES)
-        colour = COLOURS[places.get(label.lower(), place) % len(COLOURS)]
-        wanted = LineStyle(colour, free[0].dash)
-        styles[label] = wanted if wanted in free else free[0]
-        free.remove(styles[label])
-    return styles
+    return dict(zip(methods, cycle(LINE_STYLES)))
 
 
 def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Chart:

@@ -61,7 +61,7 @@ from feddg.runs.reading import (
 from feddg.runs.summary import summarize
 from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
 from feddg.settings import grouped, merge
-from feddg.text import MISSING, command, counted, listed, number, readable
+from feddg.text import command, counted, listed, readable
 
 MOST_DOMAINS = 12
 MOST_CONFUSIONS = 3
@@ -411,29 +411,16 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
 
 def metrics_section(run: Run) -> Section | None:
     """Every metric of the page's model; None if only accuracies were written."""
-    names, classes = run.table.metrics, _class_names(run)
-    numbers = run.table.where(weights=run.default_rule.weights)
+    names = run.table.metrics
     if len(names) < 2:
         return None
-
-    def smallest(part: _Part) -> str:
-        """The class with the fewest images, and how many have none."""
-        if part.domain is None:
-            return ""
-        support = numbers.support(part.split, part.domain)
-        if not support:
-            return MISSING
-        seen = [(count, index) for index, count in enumerate(support) if count]
-        count, index = min(seen, default=(0, 0))
-        name = readable(classes[index]) if index < len(classes) else str(index)
-        fewest, absent = f"{name}: {number(count)}" if seen else "", len(support) - len(seen)
-        return sentence("smallest_class", smallest=fewest, absent=absent, classes=len(support))
-
+    numbers = run.table.where(weights=run.default_rule.weights)
     tested = run.result.where(split=TEST).domains
     support = [(TEST, name, numbers.support(TEST, name) or []) for name in tested]
-    notices = [Prose(str(notice), notice=True) for notice in about_support(support, classes)]
+    found = about_support(support, _class_names(run))
+    notices = [Prose(str(diagnostic), notice=True) for diagnostic in found]
     parts = list(_parts(run, list(AGGREGATE_WORDS)))
-    table = table_from("metrics", parts=parts, names=names, smallest=smallest)
+    table = table_from("metrics", parts=parts, names=names)
     return Section("Metrics", [*notices, table], folded=True)
 
 
