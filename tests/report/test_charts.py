@@ -175,9 +175,9 @@ def number(split, domain, value):
     )
 
 
-@pytest.mark.parametrize("domains", [6, 7])
+@pytest.mark.parametrize("domains", [7, 8])
 def test_no_two_domains_have_the_same_line(domains):
     numbers = [number("id_val", f"d{n}", n / 10) for n in range(domains)]
     lines = accuracy_curves(Evaluated([number("test", "new", 0.5), *numbers])).figure["data"]
     looks = [(line["line"]["color"], line["line"].get("dash")) for line in lines]
-    assert len(set(looks)) == len(looks) == 1 + (domains if domains < 7 else 1)
+    assert len(set(looks)) == len(looks) == 1 + (domains if domains < 8 else 1)

@@ -792,14 +792,6 @@ def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
     else:
         entries = (expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out)
         listed = [_written(entry, data) for entry in entries]
-    by_domains = grouped(
-        ((frozenset(entry["test"]), frozenset(entry["val"])), _heading(entry)) for entry in listed
-    )
-    for alike in by_domains.values():
-        if len({*alike}) > 1:
-            raise ExperimentError(
-                f"plan: hold_out lists the same domains as {' and as '.join(alike)}; list them once"
-            )
     headings = [_heading(entry) for entry in listed]
     if len(set(headings)) < len(headings):
         headings = [_heading(entry, with_val=True) for entry in listed]

@@ -158,11 +158,9 @@ class Results:
         """The selection rule of the runs' default models; the final round if they differ."""
         rules = {run.default_rule for run in self.runs()}
         served = SELECTION_RULES.get(self.served, FINAL)
-        of_served, of_final = (
-            {(method, *cell) for method, cells in self.values(rule).items() for cell in cells}
-            for rule in (served, FINAL)
-        )
-        if not rules and of_served == of_final:
+        of_both = (self.values(rule) for rule in (served, FINAL))
+        ours, final = ({m: own.keys() for m, own in values.items()} for values in of_both)
+        if not rules and ours == final:
             return served
         return rules.pop() if len(rules) == 1 else FINAL
 
@@ -505,11 +503,11 @@ def results_of(folders: Sequence[Path]) -> Results:
         )
         for run, label, condition, heading in zip(complete, labels, conditions, held_out)
     ]
-    places, names = Counter(row.place for row in rows), Counter(row.folder for row in rows)
+    places = Counter(row.place for row in rows)
     for at, (row, run) in enumerate(zip(rows, complete)):
         if places[row.place] > 1:
-            folder = row.folder if names[row.folder] == 1 else plain_text(run.folder)
-            rows[at] = row.model_copy(update={"method": f"{row.method} ({folder})"})
+            label = f"{row.method} ({plain_text(run.folder)})"
+            rows[at] = row.model_copy(update={"method": label})
     name = f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
     return Results(name=name, title=name, rows=rows, open=incomplete, notices=notices)

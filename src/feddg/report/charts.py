@@ -2,9 +2,9 @@
 
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,9 +16,7 @@ from feddg.comparison.statistics import Interval, Margin, average_over_columns, 
 from feddg.records import (
     EMA,
     ID_TEST,
-    ID_VAL,
     LAST,
-    SPLITS,
     TEST,
     VAL,
     ClientsTable,
@@ -28,7 +26,7 @@ from feddg.records import (
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, sentence, spelled
 from feddg.runs.reading import Run
-from feddg.runs.table import FINAL, NumberTable
+from feddg.runs.table import FINAL
 from feddg.settings import grouped
 from feddg.text import readable, shortened
 
@@ -39,8 +37,6 @@ COLOURS: Final = (
 """Colours of Okabe and Ito, with a dark red for their yellow, which is too light for lines on
 white. They can be told apart by colour-blind readers (a test computes it).
 """
-HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
-TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
 DARK, MIDDLE = "#0b5c66", "#2b8a94"
 MANY_CLASSES = 40
@@ -257,33 +253,22 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
 def accuracy_curves(run: Run) -> Chart:
     """Returns accuracy after every evaluated round, one line per domain and split."""
     of_last = run.table.where(weights=LAST)
-    colours = _domain_colours(of_last)
+    splits = {split: of_last.where(split=split).by("domain") for split in SPLIT_WORDS}
+    names = dict.fromkeys(name for domains in splits.values() for name in domains)
+    colours = dict(zip(names, cycle(COLOURS)))
     lines: list[Trace] = []
-    for split, words in SPLIT_WORDS.items():
-        held_out, domains = split in (TEST, VAL), of_last.where(split=split).by("domain")
-        palette = HELD_OUT_COLOURS if held_out else TRAINING_COLOURS
+    for place, (split, words) in enumerate(SPLIT_WORDS.items()):
+        domains, width = splits[split], 3 if split in (TEST, VAL) else 1.6
         parts = [(f"{label_of(d)} · {words}", part, colours[d]) for d, part in domains.items()]
-        if len(domains) > len(palette):  # two would look alike
-            name = f"{words}, mean of {len(domains)} domains"
-            parts = [(name, of_last, palette[split == VAL])]
+        if len(domains) > 1 and len(colours) > len(COLOURS):  # two would look alike
+            parts = [(f"{words}, mean of {len(domains)} domains", of_last, COLOURS[place])]
         for name, part, colour in parts:
-            points = [*part.curve(split).items()]
-            line = line_of(points, name, colour, width=3 if held_out else 1.6, scale=100)
+            line = line_of([*part.curve(split).items()], name, colour, width=width, scale=100)
             if split == ID_TEST:
                 line |= {"visible": "legendonly", "line": line["line"] | {"dash": "dot"}}
             lines.append(line)
     caption = sentence("accuracy_curves", averaged=run.default_rule is not FINAL)
     return _over_rounds(lines, caption, axis("accuracy (%)"))
-
-
-def _domain_colours(table: NumberTable) -> dict[str, str]:
-    domains = {split: table.where(split=split).domains for split in SPLITS}
-    held_out, training = domains[TEST] + domains[VAL], domains[ID_VAL] + domains[ID_TEST]
-    others = [name for name in dict.fromkeys(training) if name not in held_out]
-    return {
-        **dict(zip(held_out, cycle(HELD_OUT_COLOURS))),
-        **dict(zip(others, cycle(TRAINING_COLOURS))),
-    }
 
 
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
@@ -328,8 +313,7 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
 
 def learning_curves(results: Results) -> Chart | None:
     """Returns the held-out test accuracy by round, one line per method."""
-    curves = {m: [(x, y.mean) for x, y in _mean_curve(results, m)] for m in results.methods}
-    lines = _method_lines(results, curves)
+    lines = _method_lines(results, {m: _mean_curve(results, m) for m in results.methods})
     return _over_rounds(lines, sentence("learning_curves"), axis(ACCURACY)) if lines else None
 
 
@@ -346,7 +330,7 @@ SPENT: Final = {
 
 
 def accuracy_against(results: Results, spent: str) -> Chart | None:
-    """Returns accuracy against the cost so far, a line and a band per method.
+    """Returns accuracy against the cost so far, a line per method.
 
     A method of one round is a horizontal line that starts at its cost.
 
@@ -357,36 +341,23 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     unit, title, words = SPENT[spent]
     # What is measured in every evaluated round: the exponential mean where all runs serve it.
     weights = EMA if results.default_rule.weights == EMA else LAST
-    measured = {m: _mean_curve(results, m, spent, weights) for m in results.methods}
-    ends = [x for points in measured.values() for x, _ in points]
-    curves, bands = {}, {}
-    for method, points in measured.items():
+    curves = {
+        method: [(x / unit, y) for x, y in _mean_curve(results, method, spent, weights)]
+        for method in results.methods
+    }
+    longest = max((x for points in curves.values() for x, _ in points), default=0)
+    for method, points in curves.items():
         if points and all(run.has_one_round for run in results.runs(method)):
-            points = [points[-1], (max(ends), points[-1][1])]
-        curves[method] = [(x / unit, accuracy.mean) for x, accuracy in points]
-        bands[method] = [(x / unit, y.mean, y.reach) for x, y in points if y.reach is not None]
+            curves[method] = [points[-1], (longest, points[-1][1])]
     lines = _method_lines(results, curves)
     if not lines:
         return None
-    styles = line_styles(results.methods)
     ends = [max(line["x"]) for line in lines]
     positive = [x for line in lines for x in line["x"] if x > 0]
     scale = scale_for(min(ends), max(positive, default=0), WIDE_RANGE, rangemode="tozero")
-    if "type" in scale:  # 0 has no place on a logarithmic axis
-        bands = {m: [point for point in points if point[0] > 0] for m, points in bands.items()}
-    areas = [_band(points, styles[m].colour) for m, points in bands.items() if len(points) > 1]
     mean, timed = weights == EMA, spent == "seconds"
     caption = sentence("accuracy_against", what=words, mean=mean, timed=timed)
-    x, y = axis(title, **scale), axis(ACCURACY)
-    return line_chart([*areas, *lines], caption, x, y, hovermode="closest")
-
-
-def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
-    """Returns the filled area around a line, at a distance that each point says; in percent."""
-    around = [(x, mean + reach) for x, mean, reach in points]
-    around += [(x, mean - reach) for x, mean, reach in reversed(points)]
-    area = {"fill": "toself", "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
-    return line_of(around, "", colour, width=0, scale=100) | {"mode": "lines"} | area
+    return line_chart(lines, caption, axis(title, **scale), axis(ACCURACY), hovermode="closest")
 
 
 def axis_curves(results: Results, name: str) -> Chart | None:
@@ -434,7 +405,7 @@ def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> li
 
 def _mean_curve(
     results: Results, method: str, spent: str | None = None, weights: str = LAST
-) -> list[tuple[float, Interval]]:
+) -> list[Point]:
     """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs.
 
     Over the runs of the seeds that have every column, if there are any. Runs at budgets are matched
@@ -449,7 +420,7 @@ def _mean_curve(
         at = {key: curve[mark][1] for key, curve in curves.items()}
         costs = [getattr(curve[mark][0], spent or "round") for curve in curves.values()]
         seeds = by_seed(at, results.columns) or at
-        points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))
+        points.append((fmean(costs), fmean(seeds.values())))
     return points
 
 

@@ -12,7 +12,7 @@ from feddg.report.blocks import Block, Fold, Page, Prose, Section, Table, sectio
 from feddg.report.run_page import cost_of, data_tags, notices_of, on_data
 from feddg.report.text import AGGREGATE_WORDS, spelled, split_heading, table_from
 from feddg.runs.reading import Run, flatten
-from feddg.runs.table import SELECTION_RULES, in_order
+from feddg.runs.table import in_order
 from feddg.text import counted, listed, readable, short
 
 MOST_NAMED = 4
@@ -39,7 +39,7 @@ def comparison_page(results: Results) -> Page:
             folded=not is_fit,
         ),
         _forest_section(results, base),
-        _rules_section(results),
+        Section("Which round counts", [tables.rules_table(results)], folded=True),
         *(
             section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
             for axis in results.axes
@@ -56,11 +56,9 @@ def comparison_page(results: Results) -> Page:
         Section("Runs", [table_from("runs", results=results)], folded=True),
     ]
     verdict = tables.conclusion(results)
-    known = tables.about_results(every)
-    notices = notices_of(known)
+    notices = notices_of(tables.about_results(every))
     if not is_fit:
-        also = [Fold("Also to know", [Prose(str(note)) for note in known])] if known else []
-        notices = [Prose(verdict.advice, notice=True), *also]
+        notices = [Prose(verdict.advice, notice=True), *notices]
     runs = counted(len({row.of_run for row in results.rows}), "run")
     return Page(
         title=_title(results),
@@ -167,15 +165,6 @@ def _metrics_table(results: Results) -> Table | None:
     return table_from(
         "all_metrics", methods=methods, names=names, aggregates=aggregates, means=means
     )
-
-
-def _rules_section(results: Results) -> Section:
-    others = [
-        Fold(f"{rule.title}, every column", [tables.accuracy_table(results, rule)])
-        for rule in SELECTION_RULES.values()
-        if rule != results.default_rule and results.values(rule)
-    ]
-    return Section("Which round counts", [tables.rules_table(results), *others], folded=True)
 
 
 def _differing_settings(results: Results) -> Block | None:

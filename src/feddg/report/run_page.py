@@ -220,29 +220,24 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 def reference_lines(run: Run) -> dict[str, float]:
     """Accuracy on held-out test images of the reference lines in the same folder, by method.
 
-    Only from runs with the same images, model, rounds, seed and number of sites; of sites alone,
-    only where these hold the same images.
+    Only from runs with the same images at the same sites, model, rounds and seed.
     """
     accuracies = {}
     for method in REFERENCES:
         folders = sorted(run.folder.parent.glob(f"{method}-*")) if method != run.method else ()
         for other in map(read_run, filter(is_run, folders)):
             differ = differing([flatten(run.settings), flatten(other.settings)])
-            same = _SAME if method == "centralised" else _SAME_SITES
-            alike = other.method == method and not any(map(same.match, differ))
+            alike = other.method == method and not any(map(_SAME.match, differ))
             if alike and other.status == "completed" and (value := other.accuracy) is not None:
                 accuracies[method] = value
     return accuracies
 
 
 _SAME = re.compile(
-    r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
+    r"(data|hold_out|seed|model\.(backbone|weights)|train\.rounds"
+    r"|clients\.(number|partition|heterogeneity|alpha|shards|quantity_alpha))(\.|$)"
 )
 """Settings that runs must share to be compared."""
-_SAME_SITES = re.compile(
-    rf"{_SAME.pattern}|clients\.(partition|heterogeneity|alpha|shards|quantity_alpha)$"
-)
-"""Those that a run and one of its sites alone must share, too."""
 
 
 class _WorstClass(NamedTuple):
@@ -509,13 +504,10 @@ def _loss_section(run: Run) -> Section | None:
 # What a run took: time, memory, bytes.
 
 
-ACTIVITIES = ("prepare", "setup", "train", "aggregate", "evaluate", "other")
-
-
 def cost_of(run: Run) -> SummaryFile:
     """The cost of a run: its summary or, before there is one, that of the rows so far.
 
-    Its seconds are in the order of ``ACTIVITIES``, and the last is ``total``.
+    Its seconds end in ``other``, if that is more than nothing, and ``total``.
     """
     summary = run.summary
     if summary is None:
@@ -527,9 +519,7 @@ def cost_of(run: Run) -> SummaryFile:
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
         seconds["other"] = rest
-    names = sorted(seconds, key=lambda name: [*ACTIVITIES, name].index(name))
-    ordered = {name: seconds[name] for name in names} | {"total": total}
-    return summary.model_copy(update={"seconds": ordered})
+    return summary.model_copy(update={"seconds": seconds | {"total": total}})
 
 
 def _cost_section(run: Run) -> Section | None:
