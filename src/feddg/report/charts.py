@@ -38,7 +38,7 @@ COLOURS: Final = (
 white. They can be told apart by colour-blind readers (a test computes it).
 """
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
-DARK, MIDDLE = "#0b5c66", "#2b8a94"
+DARK = "#0b5c66"
 MANY_CLASSES = 40
 WIDE_RANGE = 20
 
@@ -434,7 +434,7 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     colours = [DARK if margins[name].decided else "#9fb0b8" for name in order]
     rows = [(label_of(spelled(name)), margins[name].domains) for name in order]
     caption = sentence("margin_plot", when=rule.when, base=spelled(base))
-    return _margins_chart(rows, base, {"size": 10, "color": colours}, "#6f7f8f", 36, caption)
+    return _margins_chart(rows, base, caption, color=colours)
 
 
 def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Chart:
@@ -451,11 +451,6 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
             rows.append((label_of(domain.removeprefix(f"{name}, ")), Interval.of(known)))
     first, rows = len(rows), [*rows, ("<b>all domains</b>", margin.domains)]
     rows.append(("<b>all data sets</b>", margin.collections))
-    marker = {
-        "size": [9] * first + [13, 13],
-        "symbol": ["circle"] * first + ["diamond"] * 2,
-        "color": [MIDDLE] * first + [DARK] * 2,
-    }
     caption = sentence(
         "forest_plot",
         method=spelled(method),
@@ -463,29 +458,25 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         when=results.default_rule.when,
         margin=margin,
     )
-    return _margins_chart(rows, base, marker, DARK, 24, caption)
+    symbols = ["circle"] * first + ["diamond"] * 2
+    return _margins_chart(rows, base, caption, color=DARK, symbol=symbols)
 
 
 def _margins_chart(
-    rows: Sequence[tuple[str, Interval]],
-    base: str,
-    marker: dict[str, Any],
-    colour: str,
-    row_height: int,
-    caption: str,
+    rows: Sequence[tuple[str, Interval]], base: str, caption: str, **marker: Any
 ) -> Chart:
     """Returns a dot for each mean, one below the other, with its interval's reach; in points."""
     array = [100 * (interval.reach or 0.0) for _, interval in rows]
     dots = markers_of(
         [(round(100 * interval.mean, 4), row) for row, (_, interval) in enumerate(rows)],
-        marker,
+        {"size": 10, **marker},
         "%{x:+.1f} points<extra></extra>",
-        error_x={"type": "data", "array": array, "thickness": 2, "color": colour},
+        error_x={"type": "data", "array": array, "thickness": 2, "color": "#6f7f8f"},
     )
     zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1}
     return chart_of(
         [dots],
-        120 + row_height * len(rows),
+        120 + 30 * len(rows),
         caption,
         showlegend=False,
         xaxis=axis(f"points above {spelled(base)}"),
