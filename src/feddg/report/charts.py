@@ -13,16 +13,7 @@ from numpy.typing import NDArray
 from feddg.comparison.results import Results, evaluations
 from feddg.comparison.results_file import HELD_OUT
 from feddg.comparison.statistics import Interval, Margin, average_over_columns, by_seed
-from feddg.records import (
-    EMA,
-    ID_TEST,
-    LAST,
-    TEST,
-    VAL,
-    ClientsTable,
-    MembershipRow,
-    RoundRow,
-)
+from feddg.records import EMA, ID_TEST, LAST, TEST, VAL, ClientsTable, MembershipRow, RoundRow
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, sentence, spelled
 from feddg.runs.reading import Run

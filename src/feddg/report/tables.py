@@ -5,12 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from feddg.comparison.plan import DATA
-from feddg.comparison.results import (
-    Results,
-    about_budgets,
-    about_method,
-    about_provenance,
-)
+from feddg.comparison.results import Results, about_budgets, about_method, about_provenance
 from feddg.comparison.statistics import (
     LEAST,
     Accuracies,
