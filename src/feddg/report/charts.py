@@ -126,10 +126,10 @@ def texts_axis(texts: Sequence[str], title: str = "", **settings: Any) -> Axis:
     return axis(title, **ticks, **settings)
 
 
-def scale_for(lowest: float, highest: float, ratio: float, **linear: Any) -> Axis:
+def scale_for(lowest: float, highest: float, ratio: float) -> Axis:
     """Returns axis settings: logarithmic if values span more than ``ratio``, else linear."""
     wide = 0 < lowest * ratio < highest
-    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else linear
+    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {}
 
 
 def label_of(name: str) -> str:
@@ -343,12 +343,9 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     lines = _method_lines(results, curves)
     if not lines:
         return None
-    ends = [max(line["x"]) for line in lines]
-    positive = [x for line in lines for x in line["x"] if x > 0]
-    scale = scale_for(min(ends), max(positive, default=0), WIDE_RANGE, rangemode="tozero")
     mean, timed = weights == EMA, spent == "seconds"
     caption = sentence("accuracy_against", what=words, mean=mean, timed=timed)
-    return line_chart(lines, caption, axis(title, **scale), axis(ACCURACY), hovermode="closest")
+    return line_chart(lines, caption, axis(title, rangemode="tozero"), axis(ACCURACY))
 
 
 def axis_curves(results: Results, name: str) -> Chart | None:

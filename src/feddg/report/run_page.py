@@ -59,7 +59,7 @@ from feddg.runs.reading import (
     read_run,
 )
 from feddg.runs.summary import summarize
-from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
+from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import grouped, merge
 from feddg.text import command, counted, listed, readable
 
@@ -95,7 +95,7 @@ def run_page(run: Run) -> Page:
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
         lead=result_sentence(run),
-        tags=[run.name, _status_text(run), *data_tags([run])],
+        tags=[run.name, _status_text(run)],
         opening=[
             *([Answers(answers)] if answers else []),
             *([Prose(model)] if model else []),
@@ -140,25 +140,12 @@ def _data_name(run: Run) -> str:
     return Path(str(root)).name if source == "folder" and root else readable(source)
 
 
-def data_tags(runs: Sequence[Run]) -> list[str]:
-    """The size of the images and the day of the runs, if recorded."""
-    data = [run.settings.get("data") or {} for run in runs]
-    sizes = {fields.get("image_size") for fields in data if not fields.get("features")} - {None}
-    tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
-    days = sorted({str(run.environment.get("started", ""))[:10] for run in runs} - {""})
-    return [*tags, *([f"{days[0]} to {days[-1]}"] if len(days) > 1 else days)]
-
-
 def model_sentence(run: Run) -> str:
-    """Which model a page's numbers belong to, and why; empty before any evaluation."""
-    chosen, rule = run.result.round, run.default_rule
-    if chosen is None:
+    """Which model a page's numbers belong to; empty before any evaluation."""
+    if run.result.round is None:
         return ""
-    server = run.settings.get("server") or {}
-    asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
-    setting = next((text for text in asked if not text.endswith(": none")), "")
-    title, measured = rule.title.lower(), rule is not FINAL
-    return sentence("model", rule=title, round=chosen, setting=setting, measured=measured)
+    title = run.default_rule.title.lower()
+    return sentence("one_model", name=f"“{title}” (round {run.result.round})")
 
 
 def result_sentence(run: Run) -> str:
