@@ -67,14 +67,6 @@ def test_a_page_has_a_split_of_many_domains_that_was_not_measured_at_last(tmp_pa
     assert "mean of domains (0 of 13)" in [row[1].text for row in final_table(read_run(run)).rows]
 
 
-class Thin(Measured):
-    """A run whose test images are few of one class and none of another."""
-
-    def confusion(self):
-        size = len(self.classes)
-        return [[3, *[0] * (size - 1)], [0] * size, *[[30] * size for _ in range(size - 2)]]
-
-
 def test_domains_are_averaged_pooled_and_the_worst_is_named(tmp_path):
     maker = Measured(tmp_path / "run", test=["a", "b"], rounds=2)
     section = metrics_section(read_run(maker.write()))
@@ -88,15 +80,6 @@ def test_domains_are_averaged_pooled_and_the_worst_is_named(tmp_path):
     assert rows["worst domain (2)"][2:5] == ["50.0", "80.0", "30.0"]
     pooled = measure(Predictions(2 * numpy.array(maker.confusion())))["macro_f1"]
     assert rows["all images pooled (2)"][2:5] == [percent(pooled), MISSING, MISSING]
-
-
-def test_classes_with_few_images_or_none_are_warned_of(tmp_path):
-    maker = Thin(tmp_path / "run", test=["ink"], rounds=2)
-    notice, _ = metrics_section(read_run(maker.write())).blocks
-    assert isinstance(notice, Prose)
-    assert notice.notice
-    few = f"{maker.classes[0]} (3), {maker.classes[1]} (0)"
-    assert f"fewer than 20 images, or none: test ink: {few}." in notice.text
 
 
 def test_runs_that_wrote_accuracies_alone_have_no_such_section(folder_maker):

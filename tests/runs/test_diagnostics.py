@@ -434,7 +434,7 @@ def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, cap
     page = html.unescape((folder / "report.html").read_text("utf-8"))
     for one in told:
         assert set(one) == {"code", "severity", "text", "advice"}
-        assert one["code"] == "few-images-of-a-class" or one["text"] in page
+        assert one["text"] in page
         assert one["code"] in LEARNED_NOTHING or one["text"] in caplog.text
     assert read_run(folder).summary.diagnostics == [Diagnostic(**one) for one in told]
 

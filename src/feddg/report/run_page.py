@@ -36,12 +36,10 @@ from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     DIVERGED,
     FEW,
-    FEW_IMAGES,
     LEARNED_NOTHING,
     STILL_RISING,
     about_result,
     about_run,
-    about_support,
     accuracy_interval,
     causes_of_failure,
     lower_rate,
@@ -89,8 +87,6 @@ def run_page(run: Run) -> Page:
         _details_section(run),
         run_steps(run),
     ]
-    # Of few images the metrics' own section speaks.
-    notices = notices_of([notice for notice in about_run(run) if notice.code != FEW_IMAGES])
     model, answers = model_sentence(run), verdict(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
@@ -99,7 +95,7 @@ def run_page(run: Run) -> Page:
         opening=[
             *([Answers(answers)] if answers else []),
             *([Prose(model)] if model else []),
-            *notices,
+            *notices_of(about_run(run)),
             _key_facts(run),
         ],
         sections=[section for section in sections if section is not None],
@@ -388,7 +384,7 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
     return table_from("final", parts=list(_parts(run, ["domain_mean"], every_domain)), rules=rules)
 
 
-# Every metric by domain, with the images behind it; and over domains, counted in three ways.
+# Every metric by domain, and over domains, counted in three ways.
 
 
 def metrics_section(run: Run) -> Section | None:
@@ -396,14 +392,9 @@ def metrics_section(run: Run) -> Section | None:
     names = run.table.metrics
     if len(names) < 2:
         return None
-    numbers = run.table.where(weights=run.default_rule.weights)
-    tested = run.result.where(split=TEST).domains
-    support = [(TEST, name, numbers.support(TEST, name) or []) for name in tested]
-    found = about_support(support, _class_names(run))
-    notices = [Prose(str(diagnostic), notice=True) for diagnostic in found]
     parts = list(_parts(run, list(AGGREGATE_WORDS)))
     table = table_from("metrics", parts=parts, names=names)
-    return Section("Metrics", [*notices, table], folded=True)
+    return Section("Metrics", [table], folded=True)
 
 
 # Which class was taken for which.
