@@ -32,7 +32,7 @@ def comparison_page(results: Results) -> Page:
         section_of("Decision", _decision_table(results, base)),
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
-            "Margins and ranks",
+            "Margins",
             margins,
             charts.margin_plot(results, base) if margins and is_fit else None,
             folded=not is_fit,

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
 
 from feddg.comparison.plan import DATA
 from feddg.comparison.results import Results, about_budgets, about_method, about_provenance
@@ -13,7 +12,6 @@ from feddg.comparison.statistics import (
     Margin,
     Spread,
     average_over_columns,
-    ranks,
 )
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
@@ -250,7 +248,7 @@ def margin_table(
         rule: how a run's round is chosen.
         base: the method that all are set beside; each one's best other method if empty.
         named: how a label is shown.
-        brief: whether to leave out ranks, and what the intervals were computed from.
+        brief: whether to leave out what the intervals were computed from.
     """
     accuracies = results.values(rule)
     if len(accuracies) < 2:
@@ -277,8 +275,6 @@ def margin_table(
         add(Column("Detectable", "points"), detectable_text)
         add(Column("Domains"), lambda one: str(one.domains.count))
         add(Column("Seeds"), lambda one: str(one.seeds.count))
-        places = {m: f"{fmean(own.values()):.2f}" for m, own in ranks(accuracies).items() if own}
-        columns.append((Column("Mean rank"), places))
     lags = bool(base) or len(accuracies) == 2
     about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
     caption = sentence("margins_caption", **about)
