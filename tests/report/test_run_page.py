@@ -174,18 +174,6 @@ def test_a_run_proposed_next_differs_in_one_setting(tmp_path, parsed, kind, chan
     assert found == changed
 
 
-@pytest.mark.parametrize("kind", ["rising", "nothing"])
-def test_a_run_that_was_carried_out_is_not_proposed_again(tmp_path, parsed, caplog, kind):
-    folder = Told(tmp_path, tmp_path / "pictures", kind).write()
-    proposed = [parsed(line) for line in _commands(folder)]
-    assert not [one for one in caplog.records if "the method is now" in one.message]
-    for call in proposed:
-        if call[0] == "run":
-            experiment, out = _experiment_of(call)
-            (out / experiment.label).mkdir()
-    assert not [call for call in map(parsed, _commands(folder)) if call[0] == "run"]
-
-
 def test_another_seed_is_proposed_with_the_runs_settings(tmp_path, parsed):
     maker = Told(tmp_path, tmp_path / "pictures")
     (call,) = (c for c in map(parsed, _commands(maker.write())) if c[0] == "run")

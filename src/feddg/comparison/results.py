@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from feddg.comparison.plan import DATA, VALIDATED_ON, Cell, Plan, expand_plan
@@ -395,12 +394,9 @@ class Results:
                 return None
         if not self.values(rule):
             return None
-        constants = self.values(rule, "largest_class_share").values()
-        share = max((fmean(shares.values()) for shares in constants), default=None)
-        right = f" ({100 * share:.1f} % right)" if share is not None else ""
         text = (
-            f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more "
-            "than chance."
+            f"No method here is fit to use: none of them beats {CONSTANT_ANSWER} by more than "
+            "chance."
         )
         return warning("no-method-fit", text, _remedy(self.runs()))
 

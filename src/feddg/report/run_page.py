@@ -11,7 +11,7 @@ from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
-from feddg.experiment import Experiment, expand, load_experiment, read_fields
+from feddg.experiment import load_experiment
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, AdaptationRow, SummaryFile
 from feddg.report import charts
@@ -58,7 +58,7 @@ from feddg.runs.reading import (
 )
 from feddg.runs.summary import summarize
 from feddg.runs.table import SELECTION_RULES, NumberTable
-from feddg.settings import grouped, merge
+from feddg.settings import grouped
 from feddg.text import command, counted, listed, readable
 
 MOST_DOMAINS = 12
@@ -584,17 +584,17 @@ def _steps(run: Run) -> Iterator[Step]:
     codes = {diagnostic.code for diagnostic in about_result(run)}
     if diverged:
         lower = f"{lower_rate(run):g}"
-        yield from _again(run, "A lower learning rate may help:", "--lr", lower)
+        yield "A lower learning rate may help:", _again(run, "--lr", lower)
     elif codes & LEARNED_NOTHING:
         for cause in causes_of_failure(run):
             if cause.flags:
-                yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
+                yield f"If the cause is {cause.text}:", _again(run, *cause.flags)
     elif STILL_RISING in codes:
         longer = str(2 * experiment.train.rounds)
-        yield from _again(run, "Accuracy was still rising at the end:", "--rounds", longer)
+        yield "Accuracy was still rising at the end:", _again(run, "--rounds", longer)
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
-            yield from _again(run, ANOTHER_SEED, "--seed", str(experiment.seed + 1))
+            yield ANOTHER_SEED, _again(run, "--seed", str(experiment.seed + 1))
         if not read_adapted(run.folder):
             yield (
                 "See what adapting to the unseen domain at test time changes:",
@@ -602,12 +602,6 @@ def _steps(run: Run) -> Iterator[Step]:
             )
 
 
-def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
-    """The command to repeat the run with other flags; nothing if that run already exists."""
-    file, out = run.folder / EXPERIMENT, run.folder.parent
-    change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
-    fields = read_fields(file)
-    if change.get("method", run.method) != run.method:
-        fields["method"] = {}  # the other one's settings are not for it, and nobody asked for them
-    if not (out / Experiment(**merge(fields, expand(change))).label).exists():
-        yield why, command("run", str(file), *flags, "--out", str(out))
+def _again(run: Run, *flags: str) -> str:
+    """The command to repeat the run with other flags."""
+    return command("run", str(run.folder / EXPERIMENT), *flags, "--out", str(run.folder.parent))
