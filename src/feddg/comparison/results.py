@@ -499,11 +499,11 @@ def results_of(folders: Sequence[Path]) -> Results:
         )
         for run, label, condition, heading in zip(complete, labels, conditions, held_out)
     ]
-    places = Counter(row.place for row in rows)
+    places, names = Counter(row.place for row in rows), Counter(row.folder for row in rows)
     for at, (row, run) in enumerate(zip(rows, complete)):
         if places[row.place] > 1:
-            label = f"{row.method} ({plain_text(run.folder)})"
-            rows[at] = row.model_copy(update={"method": label})
+            folder = row.folder if names[row.folder] == 1 else plain_text(run.folder)
+            rows[at] = row.model_copy(update={"method": f"{row.method} ({folder})"})
     name = f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
     return Results(name=name, title=name, rows=rows, open=incomplete, notices=notices)
