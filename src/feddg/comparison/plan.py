@@ -554,16 +554,11 @@ def expand_plan(plan: Plan) -> list[Cell]:
 
 def _check_axes(plan: Plan) -> None:
     """Refuses a field that several parts of a plan say, of which all but one would be lost."""
-    said: dict[str, str] = {}
     parts = {"budgets": {"train.rounds", "evaluate.budgets"}} if plan.budgets else {}
     parts |= {
         part: {path for _, fields, _ in points for path in leaves(fields)}
         for part, points in _axes(plan).items()
     }
-    for part, fields in parts.items():
-        for field in fields:
-            if said.setdefault(field, part) != part:
-                raise ExperimentError(f"plan: {field} is set both by {said[field]} and by {part}")
     of_data = {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     own = {variant.name: {*variant.said} for variant in plan.methods}
     tried = plan.tune.settings if plan.tune else {}
@@ -584,10 +579,11 @@ def _check_axes(plan: Plan) -> None:
     for entry in plan.data:  # methods' own weights are kept where a data set's are not at hand
         if leaves(expand(entry.experiment)).get("model.weights", "") is None:
             kept.add((f"data {entry.name}", "model.weights"))
-    for first, second in ((parts, of_data | own), (of_data, own)):
+    groups = [*({part: fields} for part, fields in parts.items()), of_data, own]
+    for first, second in itertools.combinations(groups, 2):
         for part, name in itertools.product(first, second):
             for field, other in itertools.product(first[part], second[name]):
-                if _meet(field, other) and (part, field) not in kept:
+                if _meet(field, other) and ((part, field) not in kept or name in parts):
                     raise ExperimentError(
                         f"plan: {field} is set both by {part} and by {name}, and one value would "
                         "be lost: leave it out there"
@@ -643,8 +639,7 @@ def _cell(
     fields = expand(plan.base)
     shared = fields.get("method", {}).get("settings", {})
     settings = {name: value for name, value in shared.items() if name in declared}
-    method = {"name": variant.method, "settings": merge(settings, variant.settings)}
-    fields["method"] = method
+    fields["method"] = {"name": variant.method, "settings": merge(settings, variant.settings)}
     held_out, heading = scenario
     if held_out is not None:
         fields["hold_out"] = held_out

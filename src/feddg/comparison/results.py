@@ -215,8 +215,7 @@ class Results:
     def columns_by(self, axis: str) -> dict[str, list[str]]:
         """Returns the columns grouped by their value of an axis."""
         places = [place for place in self._places if axis in place.axes]
-        groups = grouped((place.axes[axis], self.column(place)) for place in places)
-        return {value: list(dict.fromkeys(columns)) for value, columns in groups.items()}
+        return grouped(dict.fromkeys((place.axes[axis], self.column(place)) for place in places))
 
     def frame(self) -> "DataFrame":
         """Returns all numbers as a tidy table, one number per row.
@@ -284,6 +283,9 @@ class Results:
             if row.collection and row.images_hash
         }
 
+    def _data_set(self, place: ResultRow) -> str:
+        return self._data_sets.get(place.collection, place.collection)
+
     @cached_property
     def shared(self) -> list[list[str]]:
         """What is held out, in groups that have a test domain in common.
@@ -294,8 +296,7 @@ class Results:
         groups: list[tuple[list[str], set[tuple[str, str]]]] = []
         places = {place.domain: place for place in (*self._places, *self.rows)}
         for domain, place in places.items():
-            of = self._data_sets.get(place.collection, place.collection)
-            names = {(of, name) for name in place.tested}
+            names = {(self._data_set(place), name) for name in place.tested}
             joint = [group for group in groups if not names.isdisjoint(group[1])]
             groups = [group for group in groups if group not in joint]
             held_out = [name for own, _ in joint for name in own]
@@ -312,9 +313,7 @@ class Results:
     def collections(self) -> dict[str, str]:
         """The data set of each domain, in a plan over several."""
         return {
-            self.domains[self.column(place)]: self._data_sets.get(
-                place.collection, place.collection
-            )
+            self.domains[self.column(place)]: self._data_set(place)
             for place in self._places
             if place.collection
         }
