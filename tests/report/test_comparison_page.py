@@ -673,9 +673,7 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     assert "no better than majority class" not in text
 
     print_comparison(
-        types.SimpleNamespace(
-            results=results_of(folders), failures=[], folder=tmp_path, report=tmp_path
-        )
+        types.SimpleNamespace(results=results_of(folders), folder=tmp_path, report=tmp_path)
     )
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("No method here is fit to use") == 1
@@ -696,7 +694,7 @@ def test_a_terminal_of_80_columns_cuts_no_name_and_shows_three_notes(tmp_path, c
     results = results_of(folders)
     notes = [Diagnostic("made-up", "note", f"Note {number}.") for number in range(5)]
     monkeypatch.setattr("feddg.report.terminal.about_results", lambda results: notes)
-    done = types.SimpleNamespace(results=results, failures=[], folder=tmp_path, report=tmp_path)
+    done = types.SimpleNamespace(results=results, folder=tmp_path, report=tmp_path)
     print_comparison(done)
     shown = capsys.readouterr().out
     rows = [line.split()[0] for line in shown.splitlines() if line.strip()]
