@@ -55,9 +55,11 @@ def comparison_page(results: Results) -> Page:
         Section("Runs", [table_from("runs", results=results)], folded=True),
     ]
     verdict = tables.conclusion(results)
-    notices = notices_of(tables.about_results(every))
+    known = tables.about_results(every)
+    notices = notices_of(known)
     if not is_fit:
-        notices = [Prose(verdict.advice, notice=True), *notices]
+        also = [Fold("Also to know", [Prose(str(note)) for note in known])] if known else []
+        notices = [Prose(verdict.advice, notice=True), *also]
     runs = counted(len({row.of_run for row in results.rows}), "run")
     return Page(
         title=_title(results),
