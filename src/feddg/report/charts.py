@@ -40,7 +40,6 @@ Point = tuple[float, float]
 DASHES: Final = ("solid", "dot", "dash", "dashdot", "longdash")
 CLASSES_WITH_TEXT = 12
 MOST_COLUMNS = 100
-LABELLED_CLIENTS = 24
 TALLEST = 1000
 """Largest total height of the rows in pixels; if there are very many, rows are thin lines."""
 ACCURACY: Final = "held-out test accuracy (%)"
@@ -116,8 +115,8 @@ def axis(title: str, **settings: Any) -> Axis:
 
 def names_axis(names: Sequence[str], title: str = "", **settings: Any) -> Axis:
     """Returns an axis of names; if there are very many, they are shown on pointing only."""
-    shown = {"showticklabels": len(names) <= MANY_CLASSES} | settings
-    return texts_axis([label_of(name) for name in names], title, **shown)
+    settings |= {"showticklabels": len(names) <= MANY_CLASSES}
+    return texts_axis([label_of(name) for name in names], title, **settings)
 
 
 def texts_axis(texts: Sequence[str], title: str = "", **settings: Any) -> Axis:
@@ -208,13 +207,11 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
         f"{len(group)} clients together" if len(group) > 1 else label_of(first)
         for group, first in zip(groups, firsts)
     ]
-    labelled = len(counts) <= LABELLED_CLIENTS
-    x = names_axis(firsts, "clients, by main domain", showticklabels=labelled)
     what = "domain" if by == "domains" else "class"
     return heat_map(
         row_shares(columns).T,
         columns.T,
-        x,
+        names_axis(firsts, "clients, by main domain"),
         names_axis(names),
         130 + round(min(34, TALLEST / len(names)) * len(names)),
         sentence("client_heat_map", grouped=len(groups) < len(counts), what=what),
