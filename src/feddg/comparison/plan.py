@@ -542,8 +542,8 @@ def expand_plan(plan: Plan) -> list[Cell]:
         ", ".join([cell.column, *(v for axis, v in cell.conditions.items() if axis != DATA)])
         for cell in cells
     ]
-    places = Counter((cell.method, head, cell.seed) for cell, head in zip(cells, headings))
-    for (_, heading, _), count in places.items():
+    taken = Counter((cell.method, head, cell.seed) for cell, head in zip(cells, headings))
+    for (_, heading, _), count in taken.items():
         if count > 1:
             raise ExperimentError(
                 f"plan: two columns are called {heading!r}: list each once, give data sets "

@@ -140,8 +140,8 @@ def model_sentence(run: Run) -> str:
     """Which model a page's numbers belong to; empty before any evaluation."""
     if run.result.round is None:
         return ""
-    title = run.default_rule.title.lower()
-    return sentence("one_model", name=f"“{title}” (round {run.result.round})")
+    name = f"“{run.default_rule.title.lower()}” (round {run.result.round})"
+    return sentence("one_model", name=name, why="")
 
 
 def result_sentence(run: Run) -> str:
