@@ -267,16 +267,6 @@ def test_a_plan_with_one_data_set_that_is_not_there_starts_nothing(tmp_path):
     assert not [*(tmp_path / "out").glob("*/metrics.jsonl")]
 
 
-def test_a_run_made_elsewhere_under_another_name_is_found(trained, tmp_path):
-    shutil.copytree(trained.folder, tmp_path / "out")
-    (folder,) = (tmp_path / "out").glob("fedavg-*")
-    renamed = folder.rename(folder.with_name(f"mine-{folder.name.rpartition('-')[2]}"))
-    assert not prepare_comparison(PLAN, tmp_path / "out").missing
-    shutil.rmtree(renamed)
-    (missing,) = prepare_comparison(PLAN, tmp_path / "out").missing
-    assert missing.experiment.method.name == "fedavg"
-
-
 def test_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("feddg.runs.processes.available_cores", lambda: 8)

@@ -16,7 +16,6 @@ from feddg.comparison.statistics import (
     best_other,
     margins,
     paired_margin,
-    ranks,
     spread,
 )
 from feddg.comparison.statistics import leads as leads_of
@@ -387,18 +386,6 @@ def test_the_best_other_method_is_never_oneself_and_is_judged_on_shared_pairs():
     assert best_other("mine", found) == "better"
     assert best_other("better", found) == "mine"
     assert best_other("mine", {"mine": found["mine"]}) is None
-
-
-@given(st.lists(st.lists(st.integers(0, 5), min_size=4, max_size=4), min_size=1, max_size=5))
-def test_ranks_agree_with_pandas(rows):
-    table = {f"m{i}": {("a", s): v / 5 for s, v in enumerate(r)} for i, r in enumerate(rows)}
-    expected = pandas.DataFrame(table).rank(axis=1, ascending=False)
-    found = ranks(table)
-    for name, column in expected.items():
-        assert found[name] == pytest.approx(column.to_dict())
-    assert math.fsum(v for r in found.values() for v in r.values()) == pytest.approx(
-        4 * len(rows) * (len(rows) + 1) / 2
-    )
 
 
 def test_over_data_sets_each_is_one_value_whatever_its_number_of_domains():

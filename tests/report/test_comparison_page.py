@@ -21,7 +21,6 @@ from feddg.diagnostics import Diagnostic, warning
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report.blocks import Chart, Fold, Prose, Table
-from feddg.report.charts import line_styles
 from feddg.report.comparison_page import comparison_page
 from feddg.report.page import write_comparison, write_report
 from feddg.report.run_page import run_page
@@ -173,7 +172,6 @@ def test_margins_agree_with_pandas(plain):
     found = texts(margin_table(results))
     for method, other in (("pardon", "mixstyle"), ("fedavg", "pardon"), ("mixstyle", "pardon")):
         differences = wide[method] - wide[other]
-        places = wide.rank(axis=1, ascending=False)[method].mean()
         # 4.3027: Student's t, two-sided 95 %, 2 degrees of freedom, from a printed table
         mean = differences.mean()
         by = {unit: differences.groupby(unit).mean() for unit in ("column", "seed")}
@@ -187,7 +185,6 @@ def test_margins_agree_with_pandas(plain):
             f"{100 * 6.2053 * error['column']:.1f}",  # of two comparisons, at 1.25 % a side
             "3",
             "3",
-            f"{places:.2f}",
         ]
 
 
@@ -273,7 +270,7 @@ def test_both_intervals_are_numbers_in_a_frame_and_in_a_file(comparison):
 
 def test_the_sentence_is_about_domains_and_names_both_intervals(plain):
     results, _ = plain
-    said, margin = conclusion(results), results.leader.margin
+    said, (_, _, margin) = conclusion(results), results.leader
     assert f"{100 * margin.mean:.1f} points more than {spelled(margin.other)}" in said.text
     assert f"{interval_text(margin.domains, 'domain')} over domains" in said.text
     assert f"{interval_text(margin.seeds, 'seed')} over seeds on these domains" in said.text
@@ -295,7 +292,7 @@ def verdict_of(tmp_path, gains, seeds=3):
         for seed in range(seeds)
     ]
     results = results_of(folders)
-    return conclusion(results), results.leader.margin.domains
+    return conclusion(results), results.leader[2].domains
 
 
 @pytest.mark.parametrize(
@@ -504,40 +501,17 @@ def nothing_in(folder):
     return lambda name, **fields: ConstantMaker(folder / name, **fields)
 
 
-def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path, subtests):
-    """Accuracy steps up and down by a difference from one round to the next, in some models."""
-
+def test_methods_whose_accuracy_goes_up_and_down_are_named_with_advice(tmp_path):
     class Wobbling(FolderMaker):
         def accuracy(self, split, domain, round_, weights="last"):
-            return 0.7 + self.wobble.get(weights, 0) / 2 * (-1) ** round_ + self.gain
+            return 0.6 + 0.15 * (self.method == "fedavg") * (-1) ** round_
 
-        def experiment(self):
-            return super().experiment() | {"server": {"averaging": self.served}}
-
-    def said(name, served="none", **wobbles):
-        folders = []
-        for seed in range(3):
-            for method, wobble in wobbles.items():
-                rounds = 1 if method == "ridge" else 6
-                folder = tmp_path / name / f"{method}{seed}"
-                maker = Wobbling(folder, method=method, seed=seed, rounds=rounds, planned=rounds)
-                maker.wobble, maker.served = wobble, served
-                maker.gain = -0.01 * (method == "fedavg")
-                folders.append(maker.write())
-        found = about_results(results_of(folders))
-        return next((one.text for one in found if one.code == UNSTEADY), "")
-
-    up, down = {"last": 0.04}, {"last": -0.04}
-    for name, more, told in (
-        ("apart", {"fedavg": up, "pardon": down}, "some 7.1 points"),
-        ("parallel", {"fedavg": up, "pardon": up}, ""),
-        ("closed form", {"fedavg": up, "ridge": {}}, "some 3.6 points"),
-        ("mean", {"fedavg": up, "pardon": down, "served": "swa"}, ""),
-    ):
-        with subtests.test(name):
-            text = said(name, **more)
-            assert told in text
-            assert bool(text) == bool(told)
+    folders = [
+        Wobbling(tmp_path / method, method=method).write() for method in ("fedavg", "pardon")
+    ]
+    (found,) = (one for one in about_results(results_of(folders)) if one.code == UNSTEADY)
+    assert found.text == "Rounds fluctuate: FedAvg."
+    assert "--averaging swa" in found.advice
 
 
 def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(plain):
@@ -560,7 +534,6 @@ def test_an_untitled_comparison_names_methods_data_and_domain(folder_maker):
     ]
     page = comparison_page(results_of(folders))
     assert page.title == "FedAvg and PARDON on pacs, tested on photo"
-    assert "64 pixels a side" in page.tags
 
 
 def test_an_incomplete_run_is_left_out_and_named(comparison):
@@ -655,7 +628,7 @@ def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):
     folder, _ = comparison()
     page = write_comparison(folder).read_text("utf-8")
     names = {path.stem for path in (folder / "tables").glob("*.csv")}
-    assert {"accuracy", "margins_and_ranks", "which_round_counts"} <= names
+    assert {"accuracy", "margins", "which_round_counts"} <= names
     for name in names:
         assert {p.suffix for p in (folder / "tables").glob(f"{name}.*")} == {".md", ".csv", ".tex"}
         for row in csv.reader(io.StringIO((folder / "tables" / f"{name}.csv").read_text())):
@@ -686,7 +659,6 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     ]
     page = comparison_page(results_of(folders))
     assert page.lead.startswith("No method here is fit to use: none of them beats always answering")
-    assert "(60.0 % right)" in page.lead
     (box,) = [one for one in page.opening if isinstance(one, Prose) and one.notice]
     assert box.text.startswith(
         "Most likely: too few rounds (the training loss was still falling after 6 "
@@ -701,9 +673,7 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     assert "no better than majority class" not in text
 
     print_comparison(
-        types.SimpleNamespace(
-            results=results_of(folders), failures=[], folder=tmp_path, report=tmp_path
-        )
+        types.SimpleNamespace(results=results_of(folders), folder=tmp_path, report=tmp_path)
     )
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("No method here is fit to use") == 1
@@ -724,7 +694,7 @@ def test_a_terminal_of_80_columns_cuts_no_name_and_shows_three_notes(tmp_path, c
     results = results_of(folders)
     notes = [Diagnostic("made-up", "note", f"Note {number}.") for number in range(5)]
     monkeypatch.setattr("feddg.report.terminal.about_results", lambda results: notes)
-    done = types.SimpleNamespace(results=results, failures=[], folder=tmp_path, report=tmp_path)
+    done = types.SimpleNamespace(results=results, folder=tmp_path, report=tmp_path)
     print_comparison(done)
     shown = capsys.readouterr().out
     rows = [line.split()[0] for line in shown.splitlines() if line.strip()]
@@ -799,10 +769,7 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     run = read_run(Averaged(tmp_path / "run").write())
     page = run_page(run)
     top = [one.text for one in page.opening if isinstance(one, Prose)]
-    assert any(
-        "the model “mean of the last rounds” (round 6): set by server.averaging: swa" in text
-        for text in top
-    )
+    assert any("the model “mean of the last rounds” (round 6)." in text for text in top)
     own = percent(33 / 39)
     assert own in page.lead
     sections = {one.title: one for one in page.sections}
@@ -870,10 +837,8 @@ def test_ranking_winner_and_interval_are_of_one_budget(tmp_path):
     assert [fold.title for fold in folds] == ["500 images", "1.5k images"]
     winners = [fold.blocks[0].text.partition(" recognised")[0] for fold in folds]
     assert winners == ["Ridge", "PARDON"]
-    traces = picture.figure["data"]
-    assert [trace["name"] for trace in traces if trace["name"]] == ["FedAvg", "PARDON", "Ridge"]
-    colour = line_styles(list(gains))["pardon"].colour
-    (band,) = (t for t in traces if t.get("fill") and t["line"]["color"] == colour)
-    assert len(band["x"]) == 2 * 6  # round 0 is the same in all runs
+    lines = {trace["name"]: trace for trace in picture.figure["data"]}
+    assert list(lines) == ["FedAvg", "PARDON", "Ridge"]
+    assert len(lines["PARDON"]["x"]) == 7
     numbers = results.frame().query("method == 'ridge' and metric == 'accuracy'")
     assert set(numbers["budget"]) == {*BUDGETS}

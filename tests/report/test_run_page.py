@@ -67,39 +67,19 @@ def test_a_page_has_a_split_of_many_domains_that_was_not_measured_at_last(tmp_pa
     assert "mean of domains (0 of 13)" in [row[1].text for row in final_table(read_run(run)).rows]
 
 
-class Thin(Measured):
-    """A run whose test images are few of one class and none of another."""
-
-    def confusion(self):
-        size = len(self.classes)
-        return [[3, *[0] * (size - 1)], [0] * size, *[[30] * size for _ in range(size - 2)]]
-
-
 def test_domains_are_averaged_pooled_and_the_worst_is_named(tmp_path):
     maker = Measured(tmp_path / "run", test=["a", "b"], rounds=2)
     section = metrics_section(read_run(maker.write()))
     (table,) = section.blocks
     assert isinstance(table, Table)
     assert [column.heading for column in table.columns] == [
-        *("Split", "Domain", "Images", "Accuracy", "Macro-F1", "AUROC", "ECE", "Smallest class")
+        *("Split", "Domain", "Images", "Accuracy", "Macro-F1", "AUROC", "ECE")
     ]
     rows = {row[1].text: [cell.text for cell in row[2:]] for row in table.rows[:5]}
     assert rows["mean of domains (2)"][2:5] == ["55.0", "85.0", "20.0"]
     assert rows["worst domain (2)"][2:5] == ["50.0", "80.0", "30.0"]
     pooled = measure(Predictions(2 * numpy.array(maker.confusion())))["macro_f1"]
     assert rows["all images pooled (2)"][2:5] == [percent(pooled), MISSING, MISSING]
-    support = [sum(row) for row in maker.confusion()]
-    assert rows["a"][-1].endswith(f": {min(support)}")
-
-
-def test_classes_with_few_images_or_none_are_warned_of(tmp_path):
-    maker = Thin(tmp_path / "run", test=["ink"], rounds=2)
-    notice, table = metrics_section(read_run(maker.write())).blocks
-    assert isinstance(notice, Prose)
-    assert notice.notice
-    few = f"{maker.classes[0]} (3), {maker.classes[1]} (0)"
-    assert f"fewer than 20 images, or none: test ink: {few}." in notice.text
-    assert table.rows[0][-1].text.endswith(f"1 of {len(maker.classes)} classes without any")
 
 
 def test_runs_that_wrote_accuracies_alone_have_no_such_section(folder_maker):
@@ -192,18 +172,6 @@ def test_a_run_proposed_next_differs_in_one_setting(tmp_path, parsed, kind, chan
         found.add(path)
         assert out == tmp_path  # where a page finds it again
     assert found == changed
-
-
-@pytest.mark.parametrize("kind", ["rising", "nothing"])
-def test_a_run_that_was_carried_out_is_not_proposed_again(tmp_path, parsed, caplog, kind):
-    folder = Told(tmp_path, tmp_path / "pictures", kind).write()
-    proposed = [parsed(line) for line in _commands(folder)]
-    assert not [one for one in caplog.records if "the method is now" in one.message]
-    for call in proposed:
-        if call[0] == "run":
-            experiment, out = _experiment_of(call)
-            (out / experiment.label).mkdir()
-    assert not [call for call in map(parsed, _commands(folder)) if call[0] == "run"]
 
 
 def test_another_seed_is_proposed_with_the_runs_settings(tmp_path, parsed):

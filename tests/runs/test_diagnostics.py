@@ -33,13 +33,11 @@ from feddg.runs.diagnostics import (
     UNTRAINED,
     about_accuracy,
     about_domains,
-    about_fluctuation,
     about_rate,
     about_result,
     about_sites,
     about_training,
     causes_of_failure,
-    fluctuation,
     lower_rate,
     result_sentence_of,
     split_accuracy,
@@ -289,18 +287,6 @@ def test_rounds_that_gained_nothing_over_the_closed_form_are_named(tmp_path, end
         )
 
 
-def test_fluctuation_is_held_against_the_margin():
-    moved = fluctuation(curve([0.5, 0.8, 0.7, 0.8, 0.7]).curve("test"))
-    assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
-    trend = fluctuation(curve([0.5, 0.6, 0.7, 0.8]).curve("test"))
-    assert trend == pytest.approx(0), "a trend is no unrest"
-    (found,) = about_fluctuation(moved, -0.05)
-    text = f"by some {100 * moved:.1f} points between evaluations, and is only 5.0 points"
-    assert text in found.text
-    assert not list(about_fluctuation(moved, 0.2))
-    assert not list(about_fluctuation(fluctuation({0: 0.5, 1: 0.6}), 0.0))
-
-
 @pytest.mark.parametrize(("seen", "is_named"), [(0.95, True), (0.94, False)])
 def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
     table = table_of(row(1, [[60, 40], [40, 60]]), numbers(1, ID_TEST, "sketch", seen))
@@ -448,7 +434,7 @@ def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, cap
     page = html.unescape((folder / "report.html").read_text("utf-8"))
     for one in told:
         assert set(one) == {"code", "severity", "text", "advice"}
-        assert one["code"] == "few-images-of-a-class" or one["text"] in page
+        assert one["text"] in page
         assert one["code"] in LEARNED_NOTHING or one["text"] in caplog.text
     assert read_run(folder).summary.diagnostics == [Diagnostic(**one) for one in told]
 

@@ -27,9 +27,9 @@ from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
-from feddg.runs.reading import EXPERIMENT, read_run
+from feddg.runs.reading import read_run
 from feddg.settings import EvaluateSettings, HoldOut, ModelSettings, grouped
-from feddg.storage import entries, file_faults, is_file, replace_text
+from feddg.storage import file_faults, replace_text
 from feddg.views import Shown
 
 if TYPE_CHECKING:
@@ -192,7 +192,6 @@ def prepare_comparison(
     """
     plan, folder = load_plan(plan), Path(out)
     cells = expand_plan(plan) if cells is None else cells
-    present = _present(folder)
     now = ImagesNow(cache_folder(cache))
     rows: dict[str, dict[int | None, ResultRow]] = {}
     outdated: list[ResultRow] = []
@@ -200,25 +199,13 @@ def prepare_comparison(
         kept, changed = find_rows(file, cells, now, own=file == results[0], again=again)
         rows, outdated = kept | rows, outdated + changed
     runs = {
-        cell.id: find_folder(cell.experiment, folder, now, again=again, begun=present.get(cell.id))
-        for cell in distinct(cells)
+        cell.id: find_folder(cell.experiment, folder, now, again=again) for cell in distinct(cells)
     }
     for cell in cells:
         cell.folder = runs[cell.id]
     missing = [c for c in distinct(cells) if c.id not in rows and not is_complete(c.folder)]
     target = results[0] if results else None
     return Comparison(plan, folder, cells, missing, target, rows, outdated, drop_weights)
-
-
-def _present(out: Path) -> dict[str, Path]:
-    """Returns run folders by the id at the end of their names."""
-    if not out.is_dir():
-        return {}
-    return {
-        path.name.rpartition("-")[2]: path
-        for path in (out / entry.name for entry in entries(out, RunError))
-        if is_file(path / EXPERIMENT)
-    }
 
 
 def why_hopeless(comparison: Comparison, cache: Path | None = None) -> FeddgError | None:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from feddg.clients.threads import available_cores
 from feddg.data.data_set import DATA_SETS, load_source, preset_of
 from feddg.data.partition import counts_clients
 from feddg.data.protocols import known_domains, scenarios
-from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_faults
+from feddg.errors import DataError, ExperimentError, nearest, schema_faults
 from feddg.experiment import NOT_IDENTITY, Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
@@ -144,13 +145,6 @@ class Collection(Settings):
         return merge(self.experiment, {DATA: {"root": inside}})
 
 
-def _rule_name(value: str) -> str:
-    try:
-        return SELECTION_RULES.find(value).title
-    except RunError as error:
-        raise ValueError(str(error)) from None
-
-
 def _counted(value: object) -> Any:
     return list(range(value)) if isinstance(value, int) else value
 
@@ -161,8 +155,6 @@ def _alone(*kinds: type) -> BeforeValidator:
 
 
 def _pair(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        return (entry.get("number"), entry.get("per_round"))
     return (entry, None) if isinstance(entry, int) else entry
 
 
@@ -176,7 +168,7 @@ def _images(value: object) -> Any:
         return value  # which is no number
 
 
-RuleName = Annotated[str, AfterValidator(_rule_name)]
+RuleName = Annotated[str, AfterValidator(lambda name: SELECTION_RULES.find(name).title)]
 Values = Annotated[tuple[object, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[int, ...], BeforeValidator(_counted)]
 Budget = Annotated[int, BeforeValidator(_images), Field(ge=1)]
@@ -402,14 +394,12 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> Fields:
         raise ExperimentError(f"{path}: extends {extended}, which extends this file again")
     base = _read_plan(below, (*above, path.resolve()))
     base.pop("name", None)  # or both would share a folder
-    if all(isinstance(part.get("base", {}), Mapping) for part in (base, fields)):
-        fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
-    if all(isinstance(part.get("notes", {}), Mapping) for part in (base, fields)):
-        notes = dict(base.get("notes", {}))
-        for name, note in fields.get("notes", {}).items():
-            both = isinstance(note, list) and isinstance(notes.get(name), list)
-            notes[name] = [*notes[name], *note] if both else note
-        fields["notes"] = notes
+    fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
+    notes = dict(base.get("notes", {}))
+    for name, note in fields.get("notes", {}).items():
+        both = isinstance(note, list) and isinstance(notes.get(name), list)
+        notes[name] = [*notes[name], *note] if both else note
+    fields["notes"] = notes
     return base | fields
 
 
@@ -548,32 +538,27 @@ def expand_plan(plan: Plan) -> list[Cell]:
         parts += [(own, of_data, *place) for place in places]
     known: dict[str, Sequence[int] | None] = {}
     cells = [_cell(*part, seed, known) for seed in plan.seeds for part in parts]
-    taken: set[object] = set()
-    for cell in cells:
-        further = [value for axis, value in cell.conditions.items() if axis != DATA]
-        place = cell.method, cell.column, *further, cell.seed
-        if place in taken:
-            heading = ", ".join((cell.column, *further))
+    headings = [
+        ", ".join([cell.column, *(v for axis, v in cell.conditions.items() if axis != DATA)])
+        for cell in cells
+    ]
+    taken = Counter((cell.method, head, cell.seed) for cell, head in zip(cells, headings))
+    for (_, heading, _), count in taken.items():
+        if count > 1:
             raise ExperimentError(
                 f"plan: two columns are called {heading!r}: list each once, give data sets "
                 "different names, and let numbers differ within six digits"
             )
-        taken.add(place)
     return cells
 
 
 def _check_axes(plan: Plan) -> None:
     """Refuses a field that several parts of a plan say, of which all but one would be lost."""
-    said: dict[str, str] = {}
     parts = {"budgets": {"train.rounds", "evaluate.budgets"}} if plan.budgets else {}
     parts |= {
         part: {path for _, fields, _ in points for path in leaves(fields)}
         for part, points in _axes(plan).items()
     }
-    for part, fields in parts.items():
-        for field in fields:
-            if said.setdefault(field, part) != part:
-                raise ExperimentError(f"plan: {field} is set both by {said[field]} and by {part}")
     of_data = {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
     own = {variant.name: {*variant.said} for variant in plan.methods}
     tried = plan.tune.settings if plan.tune else {}
@@ -594,10 +579,11 @@ def _check_axes(plan: Plan) -> None:
     for entry in plan.data:  # methods' own weights are kept where a data set's are not at hand
         if leaves(expand(entry.experiment)).get("model.weights", "") is None:
             kept.add((f"data {entry.name}", "model.weights"))
-    for first, second in ((parts, of_data | own), (of_data, own)):
+    groups = [*({part: fields} for part, fields in parts.items()), of_data, own]
+    for first, second in itertools.combinations(groups, 2):
         for part, name in itertools.product(first, second):
             for field, other in itertools.product(first[part], second[name]):
-                if _meet(field, other) and (part, field) not in kept:
+                if _meet(field, other) and ((part, field) not in kept or name in parts):
                     raise ExperimentError(
                         f"plan: {field} is set both by {part} and by {name}, and one value would "
                         "be lost: leave it out there"
@@ -653,8 +639,7 @@ def _cell(
     fields = expand(plan.base)
     shared = fields.get("method", {}).get("settings", {})
     settings = {name: value for name, value in shared.items() if name in declared}
-    method = {"name": variant.method, "settings": merge(settings, variant.settings)}
-    fields["method"] = method
+    fields["method"] = {"name": variant.method, "settings": merge(settings, variant.settings)}
     held_out, heading = scenario
     if held_out is not None:
         fields["hold_out"] = held_out
@@ -792,14 +777,6 @@ def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
     else:
         entries = (expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out)
         listed = [_written(entry, data) for entry in entries]
-    by_domains = grouped(
-        ((frozenset(entry["test"]), frozenset(entry["val"])), _heading(entry)) for entry in listed
-    )
-    for alike in by_domains.values():
-        if len({*alike}) > 1:
-            raise ExperimentError(
-                f"plan: hold_out lists the same domains as {' and as '.join(alike)}; list them once"
-            )
     headings = [_heading(entry) for entry in listed]
     if len(set(headings)) < len(headings):
         headings = [_heading(entry, with_val=True) for entry in listed]

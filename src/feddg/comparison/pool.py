@@ -311,18 +311,14 @@ class LocalLauncher(Launcher):
             place = self._free.pop()
             name = f"process{place + 1}" if self.settings.reuse else cell.folder.name
             log_file = self.logs / f"{name}.log"
-            try:
-                with log_file.open("a", encoding="utf-8") as log_to:
-                    process = self._alive.get(place) or child(
-                        "feddg.comparison.pool",
-                        threads=self._threads,
-                        stdout=subprocess.PIPE,
-                        stderr=log_to,
-                    )
-                self._alive[place] = process
-            except OSError as error:
-                self._free.append(place)
-                return {"ended": "failed", "error": f"its process could not be started: {error}"}
+            with log_file.open("a", encoding="utf-8") as log_to:
+                process = self._alive.get(place) or child(
+                    "feddg.comparison.pool",
+                    threads=self._threads,
+                    stdout=subprocess.PIPE,
+                    stderr=log_to,
+                )
+            self._alive[place] = process
         spread = self._devices and cell.experiment.device == "auto"
         device = self._devices[place % len(self._devices)] if spread else None
         answer = self._followed(process, cell, self.job(cell, self._threads, device))

@@ -2,11 +2,10 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, Self
 
 from feddg.comparison.plan import DATA, VALIDATED_ON, Cell, Plan, expand_plan
@@ -32,11 +31,8 @@ from feddg.runs.diagnostics import (
     MAJORITY,
     OF_SETTINGS,
     STILL_RISING,
-    UNSTEADY,
     about_accuracy,
-    about_fluctuation,
     causes_of_failure,
-    fluctuation,
 )
 from feddg.runs.reading import EXPERIMENT, Run, flatten, is_run, read_run
 from feddg.runs.summary import numbers_by_rule
@@ -81,21 +77,6 @@ class ComparisonFile(JsonFile):
         """Returns results with these rows in the file's cells; ``more`` are further fields."""
         fields = {name: value for name, value in self if value is not None and name != "cells"}
         return Results(**{"title": self.name} | fields | more, rows=rows, planned=self.cells)
-
-
-@dataclass(frozen=True)
-class Leader:
-    """The method with the best average, beside the best other one.
-
-    Attributes:
-        method: its label.
-        average: its accuracy, in [0, 1], averaged over all columns.
-        margin: its lead over the best other method; None if none shares columns and seeds.
-    """
-
-    method: str
-    average: float
-    margin: Margin | None
 
 
 @dataclass(frozen=True)
@@ -176,11 +157,9 @@ class Results:
         """The selection rule of the runs' default models; the final round if they differ."""
         rules = {run.default_rule for run in self.runs()}
         served = SELECTION_RULES.get(self.served, FINAL)
-        of_served, of_final = (
-            {(method, *cell) for method, cells in self.values(rule).items() for cell in cells}
-            for rule in (served, FINAL)
-        )
-        if not rules and of_served == of_final:
+        of_both = (self.values(rule) for rule in (served, FINAL))
+        ours, final = ({m: own.keys() for m, own in values.items()} for values in of_both)
+        if not rules and ours == final:
             return served
         return rules.pop() if len(rules) == 1 else FINAL
 
@@ -236,8 +215,7 @@ class Results:
     def columns_by(self, axis: str) -> dict[str, list[str]]:
         """Returns the columns grouped by their value of an axis."""
         places = [place for place in self._places if axis in place.axes]
-        groups = grouped((place.axes[axis], self.column(place)) for place in places)
-        return {value: list(dict.fromkeys(columns)) for value, columns in groups.items()}
+        return grouped(dict.fromkeys((place.axes[axis], self.column(place)) for place in places))
 
     def frame(self) -> "DataFrame":
         """Returns all numbers as a tidy table, one number per row.
@@ -305,6 +283,9 @@ class Results:
             if row.collection and row.images_hash
         }
 
+    def _data_set(self, place: ResultRow) -> str:
+        return self._data_sets.get(place.collection, place.collection)
+
     @cached_property
     def shared(self) -> list[list[str]]:
         """What is held out, in groups that have a test domain in common.
@@ -315,8 +296,7 @@ class Results:
         groups: list[tuple[list[str], set[tuple[str, str]]]] = []
         places = {place.domain: place for place in (*self._places, *self.rows)}
         for domain, place in places.items():
-            of = self._data_sets.get(place.collection, place.collection)
-            names = {(of, name) for name in place.tested}
+            names = {(self._data_set(place), name) for name in place.tested}
             joint = [group for group in groups if not names.isdisjoint(group[1])]
             groups = [group for group in groups if group not in joint]
             held_out = [name for own, _ in joint for name in own]
@@ -333,9 +313,7 @@ class Results:
     def collections(self) -> dict[str, str]:
         """The data set of each domain, in a plan over several."""
         return {
-            self.domains[self.column(place)]: self._data_sets.get(
-                place.collection, place.collection
-            )
+            self.domains[self.column(place)]: self._data_set(place)
             for place in self._places
             if place.collection
         }
@@ -348,8 +326,12 @@ class Results:
         return leads(self.values(rule), self.domains, base, self.collections)
 
     @cached_property
-    def leader(self) -> Leader | None:
-        """The method with the best average; None if none has every column, or none is fit."""
+    def leader(self) -> tuple[str, float, Margin | None] | None:
+        """The method with the best average, and its lead over the best other one if there is one.
+
+        Its label, its accuracy averaged over all columns, and the margin; None if no method has
+        every column, or none is fit.
+        """
         if self.no_method_fit is not None:
             return None
         accuracies = self.values(self.default_rule)
@@ -358,7 +340,7 @@ class Results:
         if not averages:
             return None
         best = max(averages, key=averages.__getitem__)
-        return Leader(best, averages[best], self.margins(self.default_rule).get(best))
+        return best, averages[best], self.margins(self.default_rule).get(best)
 
     def margin_frame(self, base: str = "") -> "DataFrame":
         """Returns :meth:`margins` at every budget by the default rule, a row for each method.
@@ -411,12 +393,9 @@ class Results:
                 return None
         if not self.values(rule):
             return None
-        constants = self.values(rule, "largest_class_share").values()
-        share = max((fmean(shares.values()) for shares in constants), default=None)
-        right = f" ({100 * share:.1f} % right)" if share is not None else ""
         text = (
-            f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more "
-            "than chance."
+            f"No method here is fit to use: none of them beats {CONSTANT_ANSWER} by more than "
+            "chance."
         )
         return warning("no-method-fit", text, _remedy(self.runs()))
 
@@ -636,40 +615,25 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
     recorded = row.run.summary.diagnostics if row.run.summary else []
     diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
-    # Of methods beside each other about_lead says how much they fluctuate.
-    return [(one.code, one.severity) for one in diagnostics if one.code != UNSTEADY]
+    return [(one.code, one.severity) for one in diagnostics]
 
 
 def about_provenance(results: Results) -> Iterator[Diagnostic]:
-    """Reports columns whose results are of different images or precisions, where recorded."""
-    if unlike := _unlike(results, lambda row: row.images_hash):
+    """Warns of columns whose methods have results of a seed on different images, where recorded."""
+    images = grouped(
+        ((results.column(row), row.seed), (row.images_hash, row.method))
+        for row in results.rows
+        if row.images_hash
+    )
+    unlike = {column: grouped(own) for (column, _), own in images.items() if len({*dict(own)}) > 1}
+    if unlike:
         column, methods = next(iter(unlike.items()))
+        named = " / ".join(first_names([*dict.fromkeys(own)], 3) for own in methods.values())
         text = (
-            f"Compared on different images in {counted(len(unlike), 'column')}, as "
-            f"{' / '.join(methods.values())} in {column}: part of a difference may come from them."
+            f"Compared on different images in {counted(len(unlike), 'column')}, as {named} in "
+            f"{column}: part of a difference may come from them."
         )
         yield warning("different-images", text, "Run all of a column on the same images.")
-    if unlike := _unlike(results, lambda row: row.precision):
-        column, methods = next(iter(unlike.items()))
-        apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
-        text = f"Computed in several precisions, as {apart} in {column}."
-        yield note("several-precisions", text)
-
-
-def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
-    """Returns the methods by a recorded value, for columns that have several of a seed."""
-    seeds = grouped(
-        ((results.column(row), row.seed), (of(row), row.method)) for row in results.rows
-    )
-    values = [
-        (column, grouped(pair for pair in dict.fromkeys(pairs) if pair[0]))
-        for (column, _), pairs in seeds.items()
-    ]
-    return {
-        column: {value: first_names(methods, 3) for value, methods in own.items()}
-        for column, own in values
-        if len(own) > 1
-    }
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
@@ -697,38 +661,6 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
             f"{times:.1f} times {short(budget)}: a round counts whole, and methods' rounds differ."
         )
         yield note("budget-exceeded", text, "Compare at larger budgets, or in shorter rounds.")
-
-
-def about_lead(results: Results) -> Iterator[Diagnostic]:
-    """Warns if the best method's lead is smaller than its round-to-round fluctuation."""
-    best = results.leader
-    if best is None or best.margin is None:
-        return
-    ours, theirs = (
-        {(results.column(row), row.seed): row for row in results.of(method) if row.run}
-        for method in (best.method, best.margin.other)
-    )
-    weights = results.default_rule.weights
-    curves = [_lead(ours[key], theirs[key], weights) for key in ours if key in theirs]
-    shared = sorted(set.intersection(*map(set, curves))) if curves else ()
-    # One curve, of the mean: what goes up and down in both methods is no change of their order.
-    curve = {mark: fmean(one[mark] for one in curves) for mark in shared}
-    yield from about_fluctuation(fluctuation(curve), best.margin.mean)
-
-
-def _lead(ours: ResultRow, theirs: ResultRow, weights: str) -> dict[int, float]:
-    """Returns by how much one run is above another where both were evaluated.
-
-    A method of one round has its accuracy from then on.
-    """
-    a, b = (
-        {mark: value for mark, (_, value) in evaluations(row, weights).items()}
-        for row in (ours, theirs)
-    )
-    for row, own, other in ((ours, a, b), (theirs, b, a)):
-        if own and row.run is not None and row.run.has_one_round:
-            own |= dict.fromkeys(other, own[max(own)])
-    return {mark: a[mark] - b[mark] for mark in a if mark in b}
 
 
 def evaluations(row: ResultRow, weights: str) -> dict[int, tuple[NumberRow, float]]:

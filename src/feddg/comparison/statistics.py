@@ -283,14 +283,3 @@ def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
     most = max(map(len, shared.values()), default=0)
     means = {n: math.fsum(v) / most for n, v in shared.items() if len(v) == most > 0}
     return max(means, key=means.__getitem__, default=None)
-
-
-def ranks(results: Mapping[str, Accuracies]) -> dict[str, dict[Key, float]]:
-    """Returns every method's rank, 1 for the best, per column and seed that all methods have.
-
-    Tied methods get the mean of their ranks.
-    """
-    from pandas import DataFrame
-
-    table = DataFrame({name: dict(accuracies) for name, accuracies in results.items()}).dropna()
-    return table.rank(axis=1, ascending=False).to_dict()  # type: ignore[return-value]

@@ -2,9 +2,9 @@
 
 import html
 import json
-import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,23 +13,11 @@ from numpy.typing import NDArray
 from feddg.comparison.results import Results, evaluations
 from feddg.comparison.results_file import HELD_OUT
 from feddg.comparison.statistics import Interval, Margin, average_over_columns, by_seed
-from feddg.methods.base import METHODS
-from feddg.records import (
-    EMA,
-    ID_TEST,
-    ID_VAL,
-    LAST,
-    SPLITS,
-    TEST,
-    VAL,
-    ClientsTable,
-    MembershipRow,
-    RoundRow,
-)
+from feddg.records import EMA, ID_TEST, LAST, TEST, VAL, ClientsTable, MembershipRow, RoundRow
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, sentence, spelled
 from feddg.runs.reading import Run
-from feddg.runs.table import FINAL, NumberTable
+from feddg.runs.table import FINAL
 from feddg.settings import grouped
 from feddg.text import readable, shortened
 
@@ -40,10 +28,8 @@ COLOURS: Final = (
 """Colours of Okabe and Ito, with a dark red for their yellow, which is too light for lines on
 white. They can be told apart by colour-blind readers (a test computes it).
 """
-HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
-TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
-DARK, MIDDLE = "#0b5c66", "#2b8a94"
+DARK = "#0b5c66"
 MANY_CLASSES = 40
 WIDE_RANGE = 20
 
@@ -52,11 +38,8 @@ Trace = dict[str, Any]
 Axis = dict[str, Any]
 Point = tuple[float, float]
 DASHES: Final = ("solid", "dot", "dash", "dashdot", "longdash")
-NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
-"""Methods that most pages have: these keep their colour."""
 CLASSES_WITH_TEXT = 12
 MOST_COLUMNS = 100
-LABELLED_CLIENTS = 24
 TALLEST = 1000
 """Largest total height of the rows in pixels; if there are very many, rows are thin lines."""
 ACCURACY: Final = "held-out test accuracy (%)"
@@ -132,8 +115,8 @@ def axis(title: str, **settings: Any) -> Axis:
 
 def names_axis(names: Sequence[str], title: str = "", **settings: Any) -> Axis:
     """Returns an axis of names; if there are very many, they are shown on pointing only."""
-    shown = {"showticklabels": len(names) <= MANY_CLASSES} | settings
-    return texts_axis([label_of(name) for name in names], title, **shown)
+    settings |= {"showticklabels": len(names) <= MANY_CLASSES}
+    return texts_axis([label_of(name) for name in names], title, **settings)
 
 
 def texts_axis(texts: Sequence[str], title: str = "", **settings: Any) -> Axis:
@@ -142,10 +125,10 @@ def texts_axis(texts: Sequence[str], title: str = "", **settings: Any) -> Axis:
     return axis(title, **ticks, **settings)
 
 
-def scale_for(lowest: float, highest: float, ratio: float, **linear: Any) -> Axis:
+def scale_for(lowest: float, highest: float, ratio: float) -> Axis:
     """Returns axis settings: logarithmic if values span more than ``ratio``, else linear."""
     wide = 0 < lowest * ratio < highest
-    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else linear
+    return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else {}
 
 
 def label_of(name: str) -> str:
@@ -172,27 +155,10 @@ LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour
 def line_styles(methods: Sequence[str]) -> dict[str, LineStyle]:
     """Returns a style for every method, all different up to ``LINE_STYLES`` methods.
 
-    A method's colour follows from its position among all methods. If that colour is already used on
-    the page, it gets the next free one.
-
     Args:
         methods: their labels, in page order.
     """
-    places = {name: place for place, name in enumerate(METHODS)}
-
-    def rank(label: str) -> tuple[bool, int]:
-        return label.lower() not in NEARLY_EVERYWHERE, places.get(label.lower(), len(places))
-
-    styles: dict[str, LineStyle] = {}
-    free: list[LineStyle] = []
-    # Known methods first: they must not lose their colour to a name that happens to fall on it.
-    for place, label in enumerate(sorted(methods, key=rank)):
-        free = free or list(LINE_STYLES)
-        colour = COLOURS[places.get(label.lower(), place) % len(COLOURS)]
-        wanted = LineStyle(colour, free[0].dash)
-        styles[label] = wanted if wanted in free else free[0]
-        free.remove(styles[label])
-    return styles
+    return dict(zip(methods, cycle(LINE_STYLES)))
 
 
 def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Chart:
@@ -241,13 +207,11 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
         f"{len(group)} clients together" if len(group) > 1 else label_of(first)
         for group, first in zip(groups, firsts)
     ]
-    labelled = len(counts) <= LABELLED_CLIENTS
-    x = names_axis(firsts, "clients, by main domain", showticklabels=labelled)
     what = "domain" if by == "domains" else "class"
     return heat_map(
         row_shares(columns).T,
         columns.T,
-        x,
+        names_axis(firsts, "clients, by main domain"),
         names_axis(names),
         130 + round(min(34, TALLEST / len(names)) * len(names)),
         sentence("client_heat_map", grouped=len(groups) < len(counts), what=what),
@@ -277,33 +241,22 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
 def accuracy_curves(run: Run) -> Chart:
     """Returns accuracy after every evaluated round, one line per domain and split."""
     of_last = run.table.where(weights=LAST)
-    colours = _domain_colours(of_last)
+    splits = {split: of_last.where(split=split).by("domain") for split in SPLIT_WORDS}
+    names = dict.fromkeys(name for domains in splits.values() for name in domains)
+    colours = dict(zip(names, cycle(COLOURS)))
     lines: list[Trace] = []
-    for split, words in SPLIT_WORDS.items():
-        held_out, domains = split in (TEST, VAL), of_last.where(split=split).by("domain")
-        palette = HELD_OUT_COLOURS if held_out else TRAINING_COLOURS
+    for place, (split, words) in enumerate(SPLIT_WORDS.items()):
+        domains, width = splits[split], 3 if split in (TEST, VAL) else 1.6
         parts = [(f"{label_of(d)} · {words}", part, colours[d]) for d, part in domains.items()]
-        if len(domains) > len(palette):  # two would look alike
-            name = f"{words}, mean of {len(domains)} domains"
-            parts = [(name, of_last, palette[split == VAL])]
+        if len(domains) > 1 and len(colours) > len(COLOURS):  # two would look alike
+            parts = [(f"{words}, mean of {len(domains)} domains", of_last, COLOURS[place])]
         for name, part, colour in parts:
-            points = [*part.curve(split).items()]
-            line = line_of(points, name, colour, width=3 if held_out else 1.6, scale=100)
+            line = line_of([*part.curve(split).items()], name, colour, width=width, scale=100)
             if split == ID_TEST:
                 line |= {"visible": "legendonly", "line": line["line"] | {"dash": "dot"}}
             lines.append(line)
     caption = sentence("accuracy_curves", averaged=run.default_rule is not FINAL)
     return _over_rounds(lines, caption, axis("accuracy (%)"))
-
-
-def _domain_colours(table: NumberTable) -> dict[str, str]:
-    domains = {split: table.where(split=split).domains for split in SPLITS}
-    held_out, training = domains[TEST] + domains[VAL], domains[ID_VAL] + domains[ID_TEST]
-    others = [name for name in dict.fromkeys(training) if name not in held_out]
-    return {
-        **dict(zip(held_out, cycle(HELD_OUT_COLOURS))),
-        **dict(zip(others, cycle(TRAINING_COLOURS))),
-    }
 
 
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
@@ -348,8 +301,7 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
 
 def learning_curves(results: Results) -> Chart | None:
     """Returns the held-out test accuracy by round, one line per method."""
-    curves = {m: [(x, y.mean) for x, y in _mean_curve(results, m)] for m in results.methods}
-    lines = _method_lines(results, curves)
+    lines = _method_lines(results, {m: _mean_curve(results, m) for m in results.methods})
     return _over_rounds(lines, sentence("learning_curves"), axis(ACCURACY)) if lines else None
 
 
@@ -366,7 +318,7 @@ SPENT: Final = {
 
 
 def accuracy_against(results: Results, spent: str) -> Chart | None:
-    """Returns accuracy against the cost so far, a line and a band per method.
+    """Returns accuracy against the cost so far, a line per method.
 
     A method of one round is a horizontal line that starts at its cost.
 
@@ -377,36 +329,20 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     unit, title, words = SPENT[spent]
     # What is measured in every evaluated round: the exponential mean where all runs serve it.
     weights = EMA if results.default_rule.weights == EMA else LAST
-    measured = {m: _mean_curve(results, m, spent, weights) for m in results.methods}
-    ends = [x for points in measured.values() for x, _ in points]
-    curves, bands = {}, {}
-    for method, points in measured.items():
+    curves = {
+        method: [(x / unit, y) for x, y in _mean_curve(results, method, spent, weights)]
+        for method in results.methods
+    }
+    longest = max((x for points in curves.values() for x, _ in points), default=0)
+    for method, points in curves.items():
         if points and all(run.has_one_round for run in results.runs(method)):
-            points = [points[-1], (max(ends), points[-1][1])]
-        curves[method] = [(x / unit, accuracy.mean) for x, accuracy in points]
-        bands[method] = [(x / unit, y.mean, y.reach) for x, y in points if y.reach is not None]
+            curves[method] = [points[-1], (longest, points[-1][1])]
     lines = _method_lines(results, curves)
     if not lines:
         return None
-    styles = line_styles(results.methods)
-    ends = [max(line["x"]) for line in lines]
-    positive = [x for line in lines for x in line["x"] if x > 0]
-    scale = scale_for(min(ends), max(positive, default=0), WIDE_RANGE, rangemode="tozero")
-    if "type" in scale:  # 0 has no place on a logarithmic axis
-        bands = {m: [point for point in points if point[0] > 0] for m, points in bands.items()}
-    areas = [_band(points, styles[m].colour) for m, points in bands.items() if len(points) > 1]
     mean, timed = weights == EMA, spent == "seconds"
     caption = sentence("accuracy_against", what=words, mean=mean, timed=timed)
-    x, y = axis(title, **scale), axis(ACCURACY)
-    return line_chart([*areas, *lines], caption, x, y, hovermode="closest")
-
-
-def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
-    """Returns the filled area around a line, at a distance that each point says; in percent."""
-    around = [(x, mean + reach) for x, mean, reach in points]
-    around += [(x, mean - reach) for x, mean, reach in reversed(points)]
-    area = {"fill": "toself", "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
-    return line_of(around, "", colour, width=0, scale=100) | {"mode": "lines"} | area
+    return line_chart(lines, caption, axis(title, rangemode="tozero"), axis(ACCURACY))
 
 
 def axis_curves(results: Results, name: str) -> Chart | None:
@@ -454,7 +390,7 @@ def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> li
 
 def _mean_curve(
     results: Results, method: str, spent: str | None = None, weights: str = LAST
-) -> list[tuple[float, Interval]]:
+) -> list[Point]:
     """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs.
 
     Over the runs of the seeds that have every column, if there are any. Runs at budgets are matched
@@ -469,7 +405,7 @@ def _mean_curve(
         at = {key: curve[mark][1] for key, curve in curves.items()}
         costs = [getattr(curve[mark][0], spent or "round") for curve in curves.values()]
         seeds = by_seed(at, results.columns) or at
-        points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))
+        points.append((fmean(costs), fmean(seeds.values())))
     return points
 
 
@@ -483,7 +419,7 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     colours = [DARK if margins[name].decided else "#9fb0b8" for name in order]
     rows = [(label_of(spelled(name)), margins[name].domains) for name in order]
     caption = sentence("margin_plot", when=rule.when, base=spelled(base))
-    return _margins_chart(rows, base, {"size": 10, "color": colours}, "#6f7f8f", 36, caption)
+    return _margins_chart(rows, base, caption, color=colours)
 
 
 def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Chart:
@@ -500,11 +436,6 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
             rows.append((label_of(domain.removeprefix(f"{name}, ")), Interval.of(known)))
     first, rows = len(rows), [*rows, ("<b>all domains</b>", margin.domains)]
     rows.append(("<b>all data sets</b>", margin.collections))
-    marker = {
-        "size": [9] * first + [13, 13],
-        "symbol": ["circle"] * first + ["diamond"] * 2,
-        "color": [MIDDLE] * first + [DARK] * 2,
-    }
     caption = sentence(
         "forest_plot",
         method=spelled(method),
@@ -512,29 +443,25 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         when=results.default_rule.when,
         margin=margin,
     )
-    return _margins_chart(rows, base, marker, DARK, 24, caption)
+    symbols = ["circle"] * first + ["diamond"] * 2
+    return _margins_chart(rows, base, caption, color=DARK, symbol=symbols)
 
 
 def _margins_chart(
-    rows: Sequence[tuple[str, Interval]],
-    base: str,
-    marker: dict[str, Any],
-    colour: str,
-    row_height: int,
-    caption: str,
+    rows: Sequence[tuple[str, Interval]], base: str, caption: str, **marker: Any
 ) -> Chart:
     """Returns a dot for each mean, one below the other, with its interval's reach; in points."""
     array = [100 * (interval.reach or 0.0) for _, interval in rows]
     dots = markers_of(
         [(round(100 * interval.mean, 4), row) for row, (_, interval) in enumerate(rows)],
-        marker,
+        {"size": 10, **marker},
         "%{x:+.1f} points<extra></extra>",
-        error_x={"type": "data", "array": array, "thickness": 2, "color": colour},
+        error_x={"type": "data", "array": array, "thickness": 2, "color": "#6f7f8f"},
     )
     zero = {"type": "line", "x0": 0, "x1": 0, "yref": "paper", "y0": 0, "y1": 1}
     return chart_of(
         [dots],
-        120 + row_height * len(rows),
+        120 + 30 * len(rows),
         caption,
         showlegend=False,
         xaxis=axis(f"points above {spelled(base)}"),

@@ -9,15 +9,14 @@ from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import Block, Fold, Page, Prose, Section, Table, section_of
-from feddg.report.run_page import cost_of, data_tags, notices_of, on_data
+from feddg.report.run_page import cost_of, notices_of, on_data
 from feddg.report.text import AGGREGATE_WORDS, spelled, split_heading, table_from
 from feddg.runs.reading import Run, flatten
-from feddg.runs.table import SELECTION_RULES, in_order
+from feddg.runs.table import in_order
 from feddg.text import counted, listed, readable, short
 
 MOST_NAMED = 4
 MOST_COLUMNS = 6
-FEW_SETTINGS = 10
 
 
 def comparison_page(results: Results) -> Page:
@@ -33,13 +32,13 @@ def comparison_page(results: Results) -> Page:
         section_of("Decision", _decision_table(results, base)),
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
-            "Margins and ranks",
+            "Margins",
             margins,
             charts.margin_plot(results, base) if margins and is_fit else None,
             folded=not is_fit,
         ),
         _forest_section(results, base),
-        _rules_section(results),
+        Section("Which round counts", [tables.rules_table(results)], folded=True),
         *(
             section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
             for axis in results.axes
@@ -70,7 +69,6 @@ def comparison_page(results: Results) -> Page:
             runs,
             counted(len(results.methods), "method"),
             counted(len(results.seeds), "seed"),
-            *data_tags(results.runs()),
         ],
         opening=[*notices, Prose(tables.model_sentence(results))],
         sections=[section for section in sections if section is not None],
@@ -169,16 +167,7 @@ def _metrics_table(results: Results) -> Table | None:
     )
 
 
-def _rules_section(results: Results) -> Section:
-    others = [
-        Fold(f"{rule.title}, every column", [tables.accuracy_table(results, rule)])
-        for rule in SELECTION_RULES.values()
-        if rule != results.default_rule and results.values(rule)
-    ]
-    return Section("Which round counts", [tables.rules_table(results), *others], folded=True)
-
-
-def _differing_settings(results: Results) -> Block | None:
+def _differing_settings(results: Results) -> Table | None:
     """Returns the settings in which runs differ; None if there are too many runs for a table."""
     named = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
     if not 1 < len(named) <= MOST_COLUMNS:
@@ -188,12 +177,7 @@ def _differing_settings(results: Results) -> Block | None:
         labels = tuple(run.folder.name for run in runs)
     flat = [flatten(run.settings) for run in runs]
     names = [name for name in differing(flat) if name != "name"]
-    if not names:
-        return None
-
-    table = table_from("settings", names=names, runs=list(zip(labels, flat)))
-    few = len(names) <= FEW_SETTINGS
-    return table if few else Fold(counted(len(names), "setting"), [table])
+    return table_from("settings", names=names, runs=list(zip(labels, flat))) if names else None
 
 
 def _cost_table(results: Results) -> Table | None:

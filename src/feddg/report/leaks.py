@@ -22,7 +22,7 @@ from feddg.report.charts import roc_chart
 from feddg.report.text import sentence, table_from
 from feddg.runs.reading import LEDGER, LedgerRecord, Run
 from feddg.settings import grouped
-from feddg.text import command, listed, number, size
+from feddg.text import command, size
 
 WEIGHTS = "weights"
 STATISTICS = ("running_mean", "running_var")
@@ -78,7 +78,10 @@ def leaks_section(run: Run) -> Section | None:
             epsilon=lambda entry: _epsilon(run, entry),
             found=lambda entry: list(_findings(attacks, entry.key)),
         ),
-        Prose(_for_the_officer(run, entries), notice=True),
+        Prose(
+            sentence("bounded", anything=any(_epsilon(run, entry) for entry in entries)),
+            notice=True,
+        ),
     ]
     if tables := attack_tables(attacks):
         found = [*tables, roc_chart(_rows(attacks, MembershipRow))]
@@ -158,35 +161,6 @@ def _is_noised(run: Run, entry: _Entry) -> bool:
         return entry.key in method_class(run.method).noises
     except ExperimentError:  # of a package that is not here
         return True
-
-
-def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
-    def phrase(entry: _Entry) -> str:
-        often = "once" if entry.times == 1 else f"up to {number(entry.times)} times"
-        title = OWN_NAMES.get(entry.name, f"“{entry.name}”")
-        return f"{title} ({number(entry.numbers)} numbers, {often})"
-
-    things = [phrase(entry) for entry in entries if entry.name != COUNTS]
-    return sentence(
-        "for_the_record",
-        sites=max((entry.sites for entry in entries), default=0),
-        sent=listed(things) or "counts",
-        tried=_tried(run.attacks),
-        bounded=any(_epsilon(run, entry) for entry in entries),
-    )
-
-
-def _tried(attacks: Sequence[AttackRow]) -> str:
-    """Returns the attacks' result in one sentence, with its limits."""
-    if not attacks:
-        return "No attack on what was sent has been tried on this run."
-    sent = [row for row in _rows(attacks, ReconstructionRow) if row.fed == "sent"]
-    drawn = {row.entry for row in sent if row.domain == "all" and row.rank_high < CHANCE}
-    membership = _rows(attacks, MembershipRow)
-    members = {row.entry for row in membership if row.low > CHANCE}
-    return sentence(
-        "tried", sent=sent, drawn=sorted(drawn), membership=membership, members=sorted(members)
-    )
 
 
 R = TypeVar("R", bound=Row)

@@ -11,7 +11,7 @@ from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
-from feddg.experiment import Experiment, expand, load_experiment, read_fields
+from feddg.experiment import load_experiment
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, AdaptationRow, SummaryFile
 from feddg.report import charts
@@ -36,12 +36,10 @@ from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     DIVERGED,
     FEW,
-    FEW_IMAGES,
     LEARNED_NOTHING,
     STILL_RISING,
     about_result,
     about_run,
-    about_support,
     accuracy_interval,
     causes_of_failure,
     lower_rate,
@@ -59,9 +57,9 @@ from feddg.runs.reading import (
     read_run,
 )
 from feddg.runs.summary import summarize
-from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
-from feddg.settings import grouped, merge
-from feddg.text import MISSING, command, counted, listed, number, readable
+from feddg.runs.table import SELECTION_RULES, NumberTable
+from feddg.settings import grouped
+from feddg.text import command, counted, listed, readable
 
 MOST_DOMAINS = 12
 MOST_CONFUSIONS = 3
@@ -89,17 +87,15 @@ def run_page(run: Run) -> Page:
         _details_section(run),
         run_steps(run),
     ]
-    # Of few images the metrics' own section speaks.
-    notices = notices_of([notice for notice in about_run(run) if notice.code != FEW_IMAGES])
     model, answers = model_sentence(run), verdict(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
         lead=result_sentence(run),
-        tags=[run.name, _status_text(run), *data_tags([run])],
+        tags=[run.name, _status_text(run)],
         opening=[
             *([Answers(answers)] if answers else []),
             *([Prose(model)] if model else []),
-            *notices,
+            *notices_of(about_run(run)),
             _key_facts(run),
         ],
         sections=[section for section in sections if section is not None],
@@ -140,25 +136,12 @@ def _data_name(run: Run) -> str:
     return Path(str(root)).name if source == "folder" and root else readable(source)
 
 
-def data_tags(runs: Sequence[Run]) -> list[str]:
-    """The size of the images and the day of the runs, if recorded."""
-    data = [run.settings.get("data") or {} for run in runs]
-    sizes = {fields.get("image_size") for fields in data if not fields.get("features")} - {None}
-    tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
-    days = sorted({str(run.environment.get("started", ""))[:10] for run in runs} - {""})
-    return [*tags, *([f"{days[0]} to {days[-1]}"] if len(days) > 1 else days)]
-
-
 def model_sentence(run: Run) -> str:
-    """Which model a page's numbers belong to, and why; empty before any evaluation."""
-    chosen, rule = run.result.round, run.default_rule
-    if chosen is None:
+    """Which model a page's numbers belong to; empty before any evaluation."""
+    if run.result.round is None:
         return ""
-    server = run.settings.get("server") or {}
-    asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
-    setting = next((text for text in asked if not text.endswith(": none")), "")
-    title, measured = rule.title.lower(), rule is not FINAL
-    return sentence("model", rule=title, round=chosen, setting=setting, measured=measured)
+    name = f"“{run.default_rule.title.lower()}” (round {run.result.round})"
+    return sentence("one_model", name=name, why="")
 
 
 def result_sentence(run: Run) -> str:
@@ -220,29 +203,24 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 def reference_lines(run: Run) -> dict[str, float]:
     """Accuracy on held-out test images of the reference lines in the same folder, by method.
 
-    Only from runs with the same images, model, rounds, seed and number of sites; of sites alone,
-    only where these hold the same images.
+    Only from runs with the same images at the same sites, model, rounds and seed.
     """
     accuracies = {}
     for method in REFERENCES:
         folders = sorted(run.folder.parent.glob(f"{method}-*")) if method != run.method else ()
         for other in map(read_run, filter(is_run, folders)):
             differ = differing([flatten(run.settings), flatten(other.settings)])
-            same = _SAME if method == "centralised" else _SAME_SITES
-            alike = other.method == method and not any(map(same.match, differ))
+            alike = other.method == method and not any(map(_SAME.match, differ))
             if alike and other.status == "completed" and (value := other.accuracy) is not None:
                 accuracies[method] = value
     return accuracies
 
 
 _SAME = re.compile(
-    r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
+    r"(data|hold_out|seed|model\.(backbone|weights)|train\.rounds"
+    r"|clients\.(number|partition|heterogeneity|alpha|shards|quantity_alpha))(\.|$)"
 )
 """Settings that runs must share to be compared."""
-_SAME_SITES = re.compile(
-    rf"{_SAME.pattern}|clients\.(partition|heterogeneity|alpha|shards|quantity_alpha)$"
-)
-"""Those that a run and one of its sites alone must share, too."""
 
 
 class _WorstClass(NamedTuple):
@@ -406,35 +384,17 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
     return table_from("final", parts=list(_parts(run, ["domain_mean"], every_domain)), rules=rules)
 
 
-# Every metric by domain, with the images behind it; and over domains, counted in three ways.
+# Every metric by domain, and over domains, counted in three ways.
 
 
 def metrics_section(run: Run) -> Section | None:
     """Every metric of the page's model; None if only accuracies were written."""
-    names, classes = run.table.metrics, _class_names(run)
-    numbers = run.table.where(weights=run.default_rule.weights)
+    names = run.table.metrics
     if len(names) < 2:
         return None
-
-    def smallest(part: _Part) -> str:
-        """The class with the fewest images, and how many have none."""
-        if part.domain is None:
-            return ""
-        support = numbers.support(part.split, part.domain)
-        if not support:
-            return MISSING
-        seen = [(count, index) for index, count in enumerate(support) if count]
-        count, index = min(seen, default=(0, 0))
-        name = readable(classes[index]) if index < len(classes) else str(index)
-        fewest, absent = f"{name}: {number(count)}" if seen else "", len(support) - len(seen)
-        return sentence("smallest_class", smallest=fewest, absent=absent, classes=len(support))
-
-    tested = run.result.where(split=TEST).domains
-    support = [(TEST, name, numbers.support(TEST, name) or []) for name in tested]
-    notices = [Prose(str(notice), notice=True) for notice in about_support(support, classes)]
     parts = list(_parts(run, list(AGGREGATE_WORDS)))
-    table = table_from("metrics", parts=parts, names=names, smallest=smallest)
-    return Section("Metrics", [*notices, table], folded=True)
+    table = table_from("metrics", parts=parts, names=names)
+    return Section("Metrics", [table], folded=True)
 
 
 # Which class was taken for which.
@@ -522,13 +482,10 @@ def _loss_section(run: Run) -> Section | None:
 # What a run took: time, memory, bytes.
 
 
-ACTIVITIES = ("prepare", "setup", "train", "aggregate", "evaluate", "other")
-
-
 def cost_of(run: Run) -> SummaryFile:
     """The cost of a run: its summary or, before there is one, that of the rows so far.
 
-    Its seconds are in the order of ``ACTIVITIES``, and the last is ``total``.
+    Its seconds end in ``other``, if that is more than nothing, and ``total``.
     """
     summary = run.summary
     if summary is None:
@@ -540,9 +497,7 @@ def cost_of(run: Run) -> SummaryFile:
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
         seconds["other"] = rest
-    names = sorted(seconds, key=lambda name: [*ACTIVITIES, name].index(name))
-    ordered = {name: seconds[name] for name in names} | {"total": total}
-    return summary.model_copy(update={"seconds": ordered})
+    return summary.model_copy(update={"seconds": seconds | {"total": total}})
 
 
 def _cost_section(run: Run) -> Section | None:
@@ -629,17 +584,17 @@ def _steps(run: Run) -> Iterator[Step]:
     codes = {diagnostic.code for diagnostic in about_result(run)}
     if diverged:
         lower = f"{lower_rate(run):g}"
-        yield from _again(run, "A lower learning rate may help:", "--lr", lower)
+        yield "A lower learning rate may help:", _again(run, "--lr", lower)
     elif codes & LEARNED_NOTHING:
         for cause in causes_of_failure(run):
             if cause.flags:
-                yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)
+                yield f"If the cause is {cause.text}:", _again(run, *cause.flags)
     elif STILL_RISING in codes:
         longer = str(2 * experiment.train.rounds)
-        yield from _again(run, "Accuracy was still rising at the end:", "--rounds", longer)
+        yield "Accuracy was still rising at the end:", _again(run, "--rounds", longer)
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
-            yield from _again(run, ANOTHER_SEED, "--seed", str(experiment.seed + 1))
+            yield ANOTHER_SEED, _again(run, "--seed", str(experiment.seed + 1))
         if not read_adapted(run.folder):
             yield (
                 "See what adapting to the unseen domain at test time changes:",
@@ -647,12 +602,6 @@ def _steps(run: Run) -> Iterator[Step]:
             )
 
 
-def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
-    """The command to repeat the run with other flags; nothing if that run already exists."""
-    file, out = run.folder / EXPERIMENT, run.folder.parent
-    change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
-    fields = read_fields(file)
-    if change.get("method", run.method) != run.method:
-        fields["method"] = {}  # the other one's settings are not for it, and nobody asked for them
-    if not (out / Experiment(**merge(fields, expand(change))).label).exists():
-        yield why, command("run", str(file), *flags, "--out", str(out))
+def _again(run: Run, *flags: str) -> str:
+    """The command to repeat the run with other flags."""
+    return command("run", str(run.folder / EXPERIMENT), *flags, "--out", str(run.folder.parent))

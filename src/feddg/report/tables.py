@@ -2,16 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
 
 from feddg.comparison.plan import DATA
-from feddg.comparison.results import (
-    Results,
-    about_budgets,
-    about_lead,
-    about_method,
-    about_provenance,
-)
+from feddg.comparison.results import Results, about_budgets, about_method, about_provenance
 from feddg.comparison.statistics import (
     LEAST,
     Accuracies,
@@ -19,7 +12,6 @@ from feddg.comparison.statistics import (
     Margin,
     Spread,
     average_over_columns,
-    ranks,
 )
 from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
@@ -36,7 +28,7 @@ from feddg.report.text import (
     split_heading,
     table_from,
 )
-from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING
+from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING, UNSTEADY
 from feddg.runs.idle import DEAL_OUT, ONE_DOMAIN
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
@@ -64,7 +56,11 @@ SEEN_FROM = 0.03
 """A difference that a table should be able to show: where it cannot, it says so."""
 MOST_DOMAINS = 6
 """With more domains, a table shows how far their differences spread."""
-ADVICE = {STILL_RISING: "Train longer.", ONE_DOMAIN: DEAL_OUT}
+ADVICE = {
+    STILL_RISING: "Train longer.",
+    UNSTEADY: "Average the last rounds (--averaging swa), or lower the learning rate.",
+    ONE_DOMAIN: DEAL_OUT,
+}
 
 
 def by_method(
@@ -252,7 +248,7 @@ def margin_table(
         rule: how a run's round is chosen.
         base: the method that all are set beside; each one's best other method if empty.
         named: how a label is shown.
-        brief: whether to leave out ranks, and what the intervals were computed from.
+        brief: whether to leave out what the intervals were computed from.
     """
     accuracies = results.values(rule)
     if len(accuracies) < 2:
@@ -279,8 +275,6 @@ def margin_table(
         add(Column("Detectable", "points"), detectable_text)
         add(Column("Domains"), lambda one: str(one.domains.count))
         add(Column("Seeds"), lambda one: str(one.seeds.count))
-        places = {m: f"{fmean(own.values()):.2f}" for m, own in ranks(accuracies).items() if own}
-        columns.append((Column("Mean rank"), places))
     lags = bool(base) or len(accuracies) == 2
     about = {"when": rule.when, "base": base, "brief": brief, "few": LEAST, "lags": lags}
     caption = sentence("margins_caption", **about)
@@ -374,10 +368,9 @@ def conclusion(results: Results) -> Diagnostic:
     if results.no_method_fit is not None:
         return results.no_method_fit
     question = f"{results.question} " if results.question else ""
-    best = results.leader
-    if best is None:
-        text = f"{question}No method has a result in every column yet."
-        return note("no-result", text)
+    if results.leader is None:
+        return note("no-result", f"{question}No method has a result in every column yet.")
+    best, average, margin = results.leader
 
     def but(method: str) -> str:
         warnings = method_warnings(results, method)
@@ -385,10 +378,10 @@ def conclusion(results: Results) -> Diagnostic:
 
     over = "" if len(results.columns) == 1 else f", averaged over {len(results.columns)} columns"
     text = (
-        f"{question}{spelled(best.method)} recognised {percent_sign(best.average)} of the "
-        f"held-out test images {results.default_rule.when}{over}{but(best.method)}"
+        f"{question}{spelled(best)} recognised {percent_sign(average)} of the "
+        f"held-out test images {results.default_rule.when}{over}{but(best)}"
     )
-    if (margin := best.margin) is None:
+    if margin is None:
         return note("one-method", f"{text}.")
     other = margin.other
     more = "more" if margin.mean >= 0 else "less"
@@ -435,7 +428,6 @@ def about_results(every: Results) -> list[Diagnostic]:
         diagnostics.append(note("shared-test-images", text))
     diagnostics += about_provenance(results)
     diagnostics += about_budgets(every)
-    diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
         diagnostics.append(note("one-seed", text, "Run more seeds."))

@@ -55,7 +55,7 @@ def as_rich(table: blocks.Table, places: Sequence[int]) -> Table:
 
 
 def print_comparison(done: Comparison) -> None:
-    """Prints where a comparison's results are, and which runs failed."""
+    """Prints how a comparison came out, and where its results are."""
     console = Console()
     results = done.results.at_largest
     for table in main_tables(done.results, brief=True):
@@ -67,9 +67,6 @@ def print_comparison(done: Comparison) -> None:
         print_diagnostic(console, diagnostic)
     if (further := len(known) - MOST_NOTES) > 0:
         print_line(console, f"{counted(further, 'more note')} in the report")
-    for outcome in done.failures:
-        name = outcome.cell.folder.name
-        print_line(console, f"{outcome.status}: {name}: {outcome.error or ''}")
     print_line(console, f"folder: {done.folder}")
     print_line(console, f"report: {done.report.resolve()}")
 

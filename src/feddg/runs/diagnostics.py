@@ -441,35 +441,6 @@ def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
     return wilson(share, math.fsum(row.effective for row in rows))
 
 
-def fluctuation(curve: Mapping[int, float]) -> float | None:
-    """Returns how much accuracy, or a difference, fluctuates between evaluations at the end.
-
-    This is the mean absolute deviation of the steps in the last third from their mean (the trend),
-    a share in [0, 1]; None if there are too few steps.
-    """
-    steps = _end_steps(curve)
-    if not steps:
-        return None
-    trend = math.fsum(steps) / len(steps)
-    return math.fsum(abs(step - trend) for step in steps) / len(steps)
-
-
-def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic]:
-    """Warns if the difference of two methods fluctuates by more than it is.
-
-    Args:
-        moved: by how much it does, as in :func:`fluctuation`.
-        margin: the difference of the two accuracies.
-    """
-    if moved is not None and moved > abs(margin):
-        yield note(
-            UNSTEADY,
-            f"The difference of the methods goes up and down by some {100 * moved:.1f} points "
-            f"between evaluations, and is only {100 * abs(margin):.1f} points: another round could "
-            "reverse their order.",
-        )
-
-
 def _end_steps(curve: Mapping[int, float]) -> list[float]:
     """Returns the steps between evaluations at the end, without that from the untrained model.
 

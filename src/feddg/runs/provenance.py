@@ -61,7 +61,6 @@ def find_folder(
     now: Callable[[Experiment], ImagesFile],
     *,
     again: bool = False,
-    begun: Path | None = None,
 ) -> Path:
     """Returns the run folder for an experiment with the present images.
 
@@ -73,13 +72,12 @@ def find_folder(
         out: parent of the run folder.
         now: gives the present images; not called if there is nothing to compare.
         again: whether to start a new run beside runs whose images have changed.
-        begun: the first run's folder, if it has another name.
 
     Raises:
         RunError: the images have changed since the run began, and ``again`` is False.
         DataError: the images cannot be listed.
     """
-    first = begun or Path(out) / experiment.label
+    first = Path(out) / experiment.label
     folders = [first]
     while (later := _numbered(first, len(folders) + 1)).is_dir():
         folders.append(later)
