@@ -367,7 +367,7 @@ def check_key(key: Path) -> Diagnostic:
         public_key(key.with_name(f"{key.name}.pub"))
         mode = key.stat().st_mode & 0o777
     except (FeddgError, OSError) as error:
-        return failed(code, f"{error}.", "sh make_key.sh in a folder without keys")
+        return failed(code, str(error), "sh make_key.sh in a folder without keys")
     text = f"{key.name} has mode {mode:o}."
     remedy = f"chmod 600 {key}; if others could read it, make a new one."
     return passed(code, text, os.name != "posix" or not mode & 0o077, remedy)
@@ -379,7 +379,7 @@ def check_trusted(file: Path) -> Diagnostic:
     try:
         return note(code, f"The site runs apps signed by {', '.join(trusted_keys(file))}.")
     except FeddgError as error:
-        return failed(code, f"{error}.", remedy)
+        return failed(code, str(error), remedy)
 
 
 def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:

@@ -22,7 +22,7 @@ from feddg.deploy.wire import SITE_NAME
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
 from feddg.records import JsonFile
-from feddg.storage import open_file, parse_fields, replace_text
+from feddg.storage import file_faults, open_file, parse_fields, read_fields_of, replace_text
 from feddg.text import templates_of
 
 JOIN = "join.json"
@@ -41,6 +41,8 @@ FLEET_METHODS = (
 """Methods of Flower's Fleet service for sites with a registered key; ``register-node`` is not among
 them, because a key could register itself with it.
 """
+NO_KEY = (ValueError, TypeError, UnsupportedAlgorithm)
+"""What is raised for a file that is not a key."""
 REGISTERED = "proxy/sites.map"
 """The proxy's list of registered keys, one per line."""
 
@@ -106,11 +108,8 @@ def public_key(file: Path) -> bytes:
     Raises:
         FeddgError: it is not the public key of an elliptic curve.
     """
-    try:
-        with open_file(file) as content:
-            key = load_ssh_public_key(content.read())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} is no public key: {error}") from None
+    with file_faults(FeddgError, f"{file} is no public key", *NO_KEY), open_file(file) as content:
+        key = load_ssh_public_key(content.read())
     if not isinstance(key, EllipticCurvePublicKey):
         raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -122,12 +121,9 @@ def trusted_keys(file: Path) -> dict[str, Ed25519PublicKey]:
     Raises:
         FeddgError: it cannot be read, or lists none.
     """
-    try:
-        with open_file(file) as content:
-            texts = parse_fields(content.read().decode())
+    texts = read_fields_of(file, "the list of trusted keys", FeddgError)
+    with file_faults(FeddgError, f"{file} lists no trusted keys", *NO_KEY):
         listed = {id: load_ssh_public_key(str(text).encode()) for id, text in texts.items()}
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} lists no trusted keys ({error}); make_keys.sh makes it") from None
     keys = {id: key for id, key in listed.items() if isinstance(key, Ed25519PublicKey)}
     if not keys:
         raise FeddgError(f"{file} lists no trusted keys; make_keys.sh makes it")
