@@ -133,26 +133,16 @@ def test_one_that_never_says_who_it_is_is_asked_again_now_and_then(clock):
     assert (0, TRAIN) in some.grid.delivered
 
 
-def test_coming_back_silently_costs_two_minutes_once_however_often(clock, caplog):
+def test_coming_back_silently_costs_nobody_any_time(clock):
     some = federation()
     server = some.run()
     some.grid.seconds[0, REGISTER] = NEVER
-    costs = []
     for _ in range(3):
         some.grid.offline = {100}
         some.transport.registry.online(1)
         some.grid.offline = set()
-        costs.append(clock.took(server.round)[0])
-    assert costs[0] == pytest.approx(120, abs=5)
-    assert max(costs[1:]) < 5
-    (line,) = said(caplog, "has not said who it is")
-    assert "goes on without site-0, which is connected" in line
-    del some.grid.seconds[0, REGISTER]
-    some.grid.offline = {100}
-    some.transport.registry.online(1)
-    some.grid.offline = set()
-    server.round()
-    assert some.grid.delivered[-4:] == [(site, TRAIN) for site in range(4)], "it is let in again"
+        assert clock.took(server.round)[0] < 5
+    assert some.grid.delivered[-4:] == [(site, TRAIN) for site in range(4)], "it still takes part"
 
 
 def test_a_silent_site_costs_the_deadline_once(clock):

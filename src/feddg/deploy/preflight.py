@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from feddg.clients.client import Examples
+from feddg.clients.client import Examples, steps_of_round
 from feddg.data.decoded import DecodedFiles
 from feddg.data.decoding import Reading, quiet_pillow
 from feddg.data.images import ImageTable
@@ -283,9 +283,9 @@ def check_machine(
         yield failed("speed", text, "Run the experiment here by itself to see why.")
         return
     train, count = experiment.train, len(table)
-    passes = train.local_steps * train.batch_size if train.local_steps else 0
     # Who only evaluates takes no longer than if it trained once on each image.
-    seconds = seconds_each * ((passes or count * train.local_epochs) if trains else count)
+    images = steps_of_round(train, count) * train.batch_size if trains else count
+    seconds = seconds_each * images
     text = f"{1 / seconds_each:,.0f} images a second; a round takes about {seconds:,.0f} s."
     less = "Use fewer local steps, or a larger round-deadline at the coordinator."
     yield passed("speed", text, seconds <= ROUND_DEADLINE, less)

@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,18 +158,17 @@ def read_scores(
 
 
 def _score(row: DomainScore, classes: int, images_of: Mapping[str, int]) -> Score:
-    table = row.confusion
-    if len(table) != classes or any(len(line) != classes for line in table):
+    if [*map(len, row.confusion)] != [classes] * classes:
         raise ValueError(f"its table is not one of {classes} classes")
-    if any(not 0 <= count <= MOST_IMAGES for line in table for count in line):
+    if not all(0 <= count <= MOST_IMAGES for count in chain(*row.confusion)):
         raise ValueError("its counts are no numbers of images")
-    examples, registered = sum(map(sum, table)), images_of.get(row.domain, 0)
+    confusion = numpy.array(row.confusion, dtype=numpy.int64)
+    examples, registered = int(confusion.sum()), images_of.get(row.domain, 0)
     if examples != registered or not examples:
         shown = plain_text(row.domain, 40)
         raise ValueError(
             f"it counted {examples} images of {shown!r}, but registered with {registered}"
         )
-    confusion = numpy.array(table, dtype=numpy.int64)
     loss = row.loss if 0 <= row.loss <= MOST_LOSS else math.nan
     counted = row.groups, row.independent
     if counted != (None, None) and not all(n and 1 <= n <= examples for n in counted):
@@ -446,12 +446,6 @@ def _evaluation(
     if not deployment.test:
         return None
     table, pixels = load_pixels(deployment.test, deployment.test_domain or None, experiment, cache)
-    unknown = sorted(set(table.class_names) - set(sites.classes))
-    if unknown:
-        raise ExperimentError(
-            f"class {unknown[0]!r} of the test folder {deployment.test} is at none of the sites; "
-            f"they have: {', '.join(sites.classes)}"
-        )
     if fault := columns_fault(table.feature_names, sites.features):
         raise ExperimentError(f"{deployment.test} {fault} of the sites; rename or take them out")
     table = positions(table, sites.classes, list(table.domain_names))

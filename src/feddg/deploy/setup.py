@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from jinja2 import Environment
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from feddg.data.data_set import DATA_SETS
 from feddg.deploy.site import DIGITS, list_images, require_fit_for_sites
@@ -78,11 +78,7 @@ class JoinFile(JsonFile):
         Raises:
             ExperimentError: this version does not accept it.
         """
-        try:
-            return Experiment(**parse_fields(self.experiment))
-        except (ValueError, ValidationError) as error:
-            text = " ".join(str(error).split())[:200]
-            raise ExperimentError(f"{JOIN} holds no experiment of this version: {text}") from None
+        return Experiment(**parse_fields(self.experiment))
 
 
 def read_join(folder: Path) -> JoinFile:
@@ -280,7 +276,7 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
     if not plain or not 0 < int(digits) < 65536:
         raise ExperimentError(f"address {address!r}: write HOST:PORT, for example fl.org:8000")
     port = int(digits)
-    behind = superlink_port or (port + 1 if port < 65535 else port - 1)
+    behind = superlink_port or port + 1
     if behind == port or not 0 < behind < 65536:
         raise ExperimentError(f"the SuperLink cannot listen on port {behind}: choose another")
     return host, port, behind
