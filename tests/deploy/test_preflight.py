@@ -156,7 +156,7 @@ def test_faults_of_folder_and_connection_are_named(deployment, tmp_path):
     os.unlink(site / "north")
     (site / "ca.crt").write_text("no certificate")
     found = severities(check_connection(site, join))
-    assert found["key"] == found["certificate"] == "error"
+    assert found["key"] == found["proxy"] == "error"
 
 
 def test_another_certificate_is_no_go(deployment, tmp_path):

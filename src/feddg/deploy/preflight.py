@@ -9,8 +9,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from email.utils import parsedate_to_datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy
@@ -152,7 +153,7 @@ def check_images(
     yield named
     if named.severity == "error":
         return  # a step of training would fail of the same
-    yield from check_machine(table, experiment, device, trains=join.trains)
+    yield check_machine(table, experiment, device, trains=join.trains)
 
 
 def check_depths(depths: Mapping[str, int], experiment: Experiment) -> Iterator[Diagnostic]:
@@ -267,28 +268,23 @@ def check_named_files(experiment: Experiment) -> Diagnostic:
 
 def check_machine(
     table: ImageTable, experiment: Experiment, device: str, *, trains: bool
-) -> Iterator[Diagnostic]:
-    """Trains on a few batches of noise, and reports how long a round would take here."""
+) -> Diagnostic:
+    """Trains on a few batches of noise, and says how long a round would take here."""
+    code, chosen = "speed", experiment.model_copy(update={"device": device})
     try:
         where = choose_device(device)
-    except FeddgError as error:
-        yield failed("device", str(error), "Name another with --device.")
-        return
-    yield note("device", f"Training is on {where}.")
-    chosen = experiment.model_copy(update={"device": device})
-    try:
         seconds_each = seconds_per_image(chosen, max(2, len(table.class_names)))
     except (FeddgError, RuntimeError) as error:
         text = f"A step of training failed: {str(error).splitlines()[0]}"
-        yield failed("speed", text, "Run the experiment here by itself to see why.")
-        return
+        remedy = "Name another --device, or run the experiment here by itself to see why."
+        return failed(code, text, remedy)
     train, count = experiment.train, len(table)
     # Who only evaluates takes no longer than if it trained once on each image.
     images = steps_of_round(train, count) * train.batch_size if trains else count
     seconds = seconds_each * images
-    text = f"{1 / seconds_each:,.0f} images a second; a round takes about {seconds:,.0f} s."
+    text = f"{1 / seconds_each:,.0f} images a second on {where}, about {seconds:,.0f} s a round."
     less = "Use fewer local steps, or a larger round-deadline at the coordinator."
-    yield passed("speed", text, seconds <= ROUND_DEADLINE, less)
+    return passed(code, text, seconds <= ROUND_DEADLINE, less)
 
 
 def seconds_per_image(experiment: Experiment, classes: int) -> float:
@@ -336,23 +332,13 @@ def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:
     yield from check_versions(join)
     yield check_key(folder / join.site)
     yield check_trusted(folder / "trusted.yaml")
-    try:
-        context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-    except OSError as error:
-        text = f"{folder / 'ca.crt'}: {why(error)}."
-        yield failed("certificate", text, "The coordinator sends keys/ca.crt: put it here.")
-        return
-    yield from check_proxy(join.address, context, folder / f"{join.site}.pub")
+    yield from check_proxy(join.address, folder / "ca.crt", folder / f"{join.site}.pub")
 
 
 def check_versions(join: JoinFile) -> Iterator[Diagnostic]:
     """Compares the installed packages with the coordinator's."""
     for name, wanted, parts in (("feddg", join.feddg, 3), ("flwr", join.flwr, 2)):
-        try:
-            installed = version(name)
-        except PackageNotFoundError:
-            installed = "not installed"
+        installed = version(name)
         if installed.split(".")[:parts] == wanted.split(".")[:parts]:
             yield note(name, f"{installed}.")
         else:
@@ -382,26 +368,27 @@ def check_trusted(file: Path) -> Diagnostic:
         return failed(code, str(error), remedy)
 
 
-def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:
+def check_proxy(address: str, certificate: Path, public: Path) -> Iterator[Diagnostic]:
     """Connects to the proxy, compares clocks, and tests whether the key is on its list."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPSConnection(host, int(port), timeout=SECONDS, context=context)
     try:
         key = public_key(public)
     except FeddgError:
         key = b""  # as where there is none yet
+    header = {"flwr-public-key": base64.b64encode(key).decode("ascii")}
     try:
-        header = {"flwr-public-key": base64.b64encode(key).decode("ascii")}
-        connection.request("GET", DOOR, headers=header)
-        reply = connection.getresponse()
-        reply.read()
+        context = ssl.create_default_context(cafile=str(certificate))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        with closing(
+            http.client.HTTPSConnection(address, timeout=SECONDS, context=context)
+        ) as line:
+            line.request("GET", DOOR, headers=header)
+            reply = line.getresponse()
+            reply.read()
         now = time.time()
     except (OSError, http.client.HTTPException) as error:
-        remedy = "Check address, firewall and ca.crt with the coordinator."
-        yield failed("proxy", f"{address} cannot be reached: {error}.", remedy)
+        text = f"{address} cannot be reached with {certificate}: {error}."
+        yield failed("proxy", text, "Check address, firewall and ca.crt with the coordinator.")
         return
-    finally:
-        connection.close()
     yield note("proxy", f"{address} answers with the coordinator's certificate.")
     if (date := reply.getheader("Date")) is not None:
         yield _clock(date, now)

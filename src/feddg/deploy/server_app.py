@@ -182,14 +182,11 @@ class Sites(Clients):
 
     Args:
         transport: reaches them.
-        held: what they hold.
         val: domains held out for validation; others that are evaluated are test domains.
     """
 
-    def __init__(
-        self, transport: FlowerTransport, held: ClientsTable, val: Collection[str] = ()
-    ) -> None:
-        self._transport, self.held, self._val = transport, held, val
+    def __init__(self, transport: FlowerTransport, val: Collection[str] = ()) -> None:
+        self._transport, self._val = transport, val
         self._told = set[int]()
 
     def __len__(self) -> int:
@@ -368,26 +365,21 @@ def _prepared(
     if not known.classes:
         known.classes.extend(_classes(names, registered))
 
+    method, network = build(experiment, len(known.classes))
+    sites = Sites(transport, experiment.hold_out.val)
+
     def join(id: int, registration: Registration) -> None:
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
         new = {} if id in transport.evaluation_sites else registration.domains
         known.domains.extend(name for name in new if name not in known.domains)
+        before = ClientsTable.read(path / CLIENTS)
+        sites.held = _clients_table(known, transport.registry.registrations, before)
         replace_text(file, known.to_text())
-
-    def join_late(id: int, registration: Registration) -> None:
-        join(id, registration)
-        sites.held = _clients_table(known, transport.registry.registrations, sites.held)
         replace_text(path / CLIENTS, sites.held.to_text())
 
     for id, registration in registered.items():
         join(id, registration)
-    method, network = build(experiment, len(known.classes))
-    before = ClientsTable.read(path / CLIENTS)
-    held = _clients_table(known, transport.registry.registrations, before)
-    if before is not None and held != before:
-        replace_text(path / CLIENTS, held.to_text())
-    sites = Sites(transport, held, experiment.hold_out.val)
-    transport.registry.on_registration = join_late
+    transport.registry.on_registration = join
     clients = ((len(site.domains), site.images) for site in registered.values())
     emit(*about_settings(experiment, _said(experiment), method, network, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
