@@ -1,7 +1,6 @@
 """Checks before a site joins: images, machine, keys, versions and connection."""
 
 import base64
-import http.client
 import os
 import shutil
 import ssl
@@ -9,11 +8,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 from pathlib import Path
 
+import httpx
 import numpy
 import torch
 
@@ -378,28 +377,24 @@ def check_proxy(address: str, certificate: Path, public: Path) -> Iterator[Diagn
     try:
         context = ssl.create_default_context(cafile=str(certificate))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        with closing(
-            http.client.HTTPSConnection(address, timeout=SECONDS, context=context)
-        ) as line:
-            line.request("GET", DOOR, headers=header)
-            reply = line.getresponse()
-            reply.read()
+        url = f"https://{address}{DOOR}"
+        reply = httpx.get(url, headers=header, verify=context, timeout=SECONDS, trust_env=False)
         now = time.time()
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, httpx.HTTPError) as error:
         text = f"{address} cannot be reached with {certificate}: {error}."
         yield failed("proxy", text, "Check address, firewall and ca.crt with the coordinator.")
         return
     yield note("proxy", f"{address} answers with the coordinator's certificate.")
-    if (date := reply.getheader("Date")) is not None:
-        yield _clock(date, now)
-    yield _registration(reply.status, public)
+    if "Date" in reply.headers:
+        yield _clock(reply.headers["Date"], now)
+    yield _registration(reply.status_code, public)
 
 
 def _registration(status: int, public: Path) -> Diagnostic:
     code = "registration"
-    if status == http.client.METHOD_NOT_ALLOWED:
+    if status == httpx.codes.METHOD_NOT_ALLOWED:
         return note(code, "The key is on the proxy's list.")
-    if status == http.client.UNAUTHORIZED:
+    if status == httpx.codes.UNAUTHORIZED:
         remedy = (
             f"Send {public.name} to the coordinator, and read its fingerprint out; the coordinator "
             "registers it and reloads the proxy."
