@@ -7,8 +7,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from flwr.cli.build import build_fab_from_disk
@@ -36,35 +36,21 @@ CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
 APP = "@feddg/feddg-deployment"
 
 
-@dataclass(frozen=True)
-class SignedApp:
-    """A bundled app with a signature.
+def signed_fab(content: bytes, key_id: str, signed_at: int, signature: str) -> Fab:
+    """Returns a bundled app with its signature, as Flower sends it to the sites.
 
-    Attributes:
+    Args:
         content: the bundle, a zip file.
         key_id: name of the public key in ``trusted.yaml``.
         signed_at: time of signing, seconds since 1970.
         signature: signature of content and time, in URL-safe base64.
     """
-
-    content: bytes
-    key_id: str
-    signed_at: int
-    signature: str
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 digest, by which Flower identifies the app, in hexadecimal digits."""
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def verifications(self) -> dict[str, str]:
-        """What Flower sends to the sites with the bundle."""
-        entry = {"signature": self.signature, "signed_at": self.signed_at}
-        return {self.key_id: json.dumps(entry), "valid_license": "Valid"}
+    entry = json.dumps({"signature": signature, "signed_at": signed_at})
+    digest = hashlib.sha256(content).hexdigest()
+    return Fab(digest, content, {key_id: entry, "valid_license": "Valid"})
 
 
-def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
+def sign_app(folder: Path, key: Path | None = None) -> Fab:
     """Bundles the app of a deployment's folder and signs it.
 
     Args:
@@ -85,14 +71,13 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
     content, now = _bundle(folder), int(time.time())
     signed = private.sign(create_message_to_sign(hashlib.sha256(content).digest(), now))
     signature = base64.urlsafe_b64encode(signed).decode("ascii")
-    app = SignedApp(content, id, now, signature)
+    fields: dict[str, Any] = {"key_id": id, "signed_at": now, "signature": signature}
     replace_bytes(folder / BUNDLE, content)
-    fields = {"key_id": id, "signed_at": now, "signature": signature}
     replace_text(folder / SIGNATURE, json.dumps(fields, indent=1))
-    return app
+    return signed_fab(content, **fields)
 
 
-def read_signed(folder: Path) -> SignedApp:
+def read_signed(folder: Path) -> Fab:
     """Returns the app as last signed.
 
     Raises:
@@ -101,7 +86,7 @@ def read_signed(folder: Path) -> SignedApp:
     without = f"{folder} holds no signed app (run `feddg deploy sign`)"
     with file_faults(FeddgError, without, ValueError, TypeError):
         fields = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
-        app = SignedApp((folder / BUNDLE).read_bytes(), **fields)
+        app = signed_fab((folder / BUNDLE).read_bytes(), **fields)
     if _bundle(folder) != app.content:
         raise FeddgError(
             f"{folder / 'pyproject.toml'} is not the one that was signed; run `feddg deploy sign`"
@@ -178,7 +163,9 @@ def run_signed(folder: Path, *, stream: bool = False) -> int:
     with _superlink(folder) as client:
         _deposit(folder / DATABASE, app)
         # By its digest: a bundle sent along would be taken without its signature.
-        started = client.StartRun(StartRunRequest(fab=FabProto(hash_str=app.digest), app_spec=APP))
+        started = client.StartRun(
+            StartRunRequest(fab=FabProto(hash_str=app.hash_str), app_spec=APP)
+        )
         if not started.HasField("run_id"):
             raise FeddgError("the SuperLink did not start the run; its log says why")
         if stream:
@@ -186,7 +173,7 @@ def run_signed(folder: Path, *, stream: bool = False) -> int:
     return int(started.run_id)
 
 
-def _deposit(database: Path, app: SignedApp) -> None:
+def _deposit(database: Path, app: Fab) -> None:
     """Stores the app with those of Flower's hub, the only ones it verifies signatures of."""
     if not database.is_file():
         raise FeddgError(
@@ -195,13 +182,7 @@ def _deposit(database: Path, app: SignedApp) -> None:
         )
     state = SqlLinkState(str(database), NoOpFederationManager(), ObjectStoreFactory().store())
     state.initialize()
-    state.store_app(
-        Fab(app.digest, app.content, app.verifications),
-        NOOP_FEDERATION_ID,
-        APP,
-        TaskType.SERVER_APP,
-        NOOP_FLWR_AID,
-    )
+    state.store_app(app, NOOP_FEDERATION_ID, APP, TaskType.SERVER_APP, NOOP_FLWR_AID)
 
 
 @contextmanager

@@ -30,7 +30,6 @@ from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, build_worker
 from feddg.methods.composition import build_method
-from feddg.models.backbones import FEATURES
 from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES, build_defences
 from feddg.runs.prepare import methods_files
@@ -130,9 +129,9 @@ def check_images(
     try:
         table = list_images(images, domain, experiment.data, join.site if unlabelled else "")
     except FeddgError as error:
-        remedy = "Name the folder root/class/* and --domain."
-        if experiment.data.source == FEATURES:
-            remedy = "Name a table whose columns are those of the experiment (data.options)."
+        remedy = (
+            "Name the folder root/class/* and --domain, or a table of the experiment's columns."
+        )
         yield failed("images", str(error), remedy)
         return
     if join.features and (fault := columns_fault(table.feature_names, join.features)):

@@ -169,15 +169,15 @@ class Mailbox:
         question: str = "",
     ) -> PendingRequest:
         """Sends a message; ``question`` is the method's, and goes into the ledger."""
-        of, more = KINDS[kind], f":{question}" if question else ""
+        more = f":{question}" if question else ""
+        answer = KINDS[kind].answered + more
         size, at, began = flower_bytes(records), time.time(), time.monotonic()
-        answer = of.answered + more
         sent = PendingRequest(node, site, client, kind, round, answer, size, at, began)
         envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
         id = next(iter(self.grid.push_messages([envelope])), None)
         if id:
             self._sent[id] = sent
-            self._enter(sent, "down", of.asked + more, records)
+            self._enter(sent, "down", kind.removeprefix("query.") + more, records)
         else:
             sent.refuse("the message could not be sent")
         return sent
@@ -188,8 +188,6 @@ class Mailbox:
         A late reply to a message that was given up is recorded and dropped. It shows that the site
         is alive and how long it takes, but it never answers a later message.
         """
-        oldest = time.monotonic() - 2 * self.policy.deadline
-        self._sent = {id: sent for id, sent in self._sent.items() if sent.began > oldest}
         envelopes = list(self.grid.pull_messages(list(self._sent)))
         for envelope in envelopes:
             sent = self._sent.pop(envelope.metadata.reply_to_message_id, None)
@@ -487,10 +485,7 @@ class NodeRegistry:
             return None
         if not info.name:
             return "its key was registered without a name; register it with `feddg deploy register`"
-        try:
-            key = fingerprint(info.public_key)
-        except ValueError:
-            return "has no key"
+        key = fingerprint(info.public_key)
         owner = self._keys.setdefault(name, key)
         if owner == key:
             return None

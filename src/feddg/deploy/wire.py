@@ -344,22 +344,20 @@ class Kind(NamedTuple):
     Attributes:
         schema: the schema of a reply.
         parts: parts of a reply that are checked elsewhere.
-        asked: what a request is called in the ledger.
-        answered: what a reply is called there.
+        answered: what a reply is called in the ledger.
     """
 
     schema: type[Reply]
     parts: tuple[str, ...]
-    asked: str
     answered: str
 
 
 KINDS = {
-    REGISTER: Kind(RegistrationReply, (), "register", "register"),
-    STATISTICS: Kind(Reply, ("reply",), "statistics", "statistics"),
-    TRAIN: Kind(UpdateReply, ("weights", "extras"), "train", "update"),
-    ASK: Kind(Reply, ("reply",), "ask", "answer"),
-    EVALUATE: Kind(Reply, ("scores",), "evaluate", "scores"),
+    REGISTER: Kind(RegistrationReply, (), "register"),
+    STATISTICS: Kind(Reply, ("reply",), "statistics"),
+    TRAIN: Kind(UpdateReply, ("weights", "extras"), "update"),
+    ASK: Kind(Reply, ("reply",), "answer"),
+    EVALUATE: Kind(Reply, ("scores",), "scores"),
 }
 
 

@@ -216,12 +216,8 @@ class MessageChecks(RoundHook):
             state: the server's state from which the client started.
         """
         count, registered = update.examples, self._registered.get(update.client)
-        if not update.members:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                number = plain_text(count, 40)
-                return f"reports {number} examples; an update needs a whole number of at least 1"
-            if registered is not None and count != registered:
-                return f"reports {count} examples, but registered with {registered}"
+        if not update.members and registered is not None and count != registered:
+            return f"reports {plain_text(count, 40)} examples, but registered with {registered}"
         fault = layout_fault(update.weights, self._weights)
         if fault:
             return fault
