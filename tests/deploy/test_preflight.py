@@ -225,7 +225,7 @@ def test_a_machine_that_is_too_slow_or_full_is_no_go(deployment, images, tmp_pat
 def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line(tmp_path):
     with pytest.raises(FeddgError, match="the folder sites/NAME"):
         read_join(tmp_path)
-    join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="method: [")
+    join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="colour: red")
     assert severities(check_images(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}
 
 

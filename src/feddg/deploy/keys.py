@@ -163,9 +163,8 @@ def run_signed(folder: Path, *, stream: bool = False) -> int:
     with _superlink(folder) as client:
         _deposit(folder / DATABASE, app)
         # By its digest: a bundle sent along would be taken without its signature.
-        started = client.StartRun(
-            StartRunRequest(fab=FabProto(hash_str=app.hash_str), app_spec=APP)
-        )
+        fab = FabProto(hash_str=app.hash_str)
+        started = client.StartRun(StartRunRequest(fab=fab, app_spec=APP))
         if not started.HasField("run_id"):
             raise FeddgError("the SuperLink did not start the run; its log says why")
         if stream:

@@ -129,9 +129,7 @@ def check_images(
     try:
         table = list_images(images, domain, experiment.data, join.site if unlabelled else "")
     except FeddgError as error:
-        remedy = (
-            "Name the folder root/class/* and --domain, or a table of the experiment's columns."
-        )
+        remedy = "Name a folder root/class/* and --domain, or a table with the columns asked for."
         yield failed("images", str(error), remedy)
         return
     if join.features and (fault := columns_fault(table.feature_names, join.features)):
