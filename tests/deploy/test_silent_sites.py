@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from flwr.app import Error, Message
+
 from feddg.deploy import transport
 from feddg.deploy.transport import Policy
 from feddg.errors import NotEnoughUpdates, RunError
@@ -75,9 +77,12 @@ class SlowGrid(HostileGrid):
         return super().answered(message)
 
     def pull_messages(self, ids):
-        return super().pull_messages(
-            [id for id in ids if self.ready.get(id, NEVER) <= self.clock.now]
-        )
+        here, ids = self.get_node_ids(), list(ids)
+        asked = {id: self.sent[int(id.removeprefix("message-"))] for id in ids}
+        lost = [message for message in asked.values() if message.metadata.dst_node_id not in here]
+        errors = [Message(Error(4, "Node Unavailable"), reply_to=message) for message in lost]
+        ready = [id for id in ids if self.ready.get(id, NEVER) <= self.clock.now]
+        return [*errors, *super().pull_messages(ready)]
 
 
 def federation(minimum=1, **more):
@@ -219,7 +224,7 @@ def test_a_site_that_dies_in_every_turn_costs_no_waiting(clock):
         some.grid.offline = set()  # it is started again
         costs.append(clock.took(some.server.round)[0])
     assert max(costs) < 5
-    assert {reason for _, reason in some.refusals} == {"site-0: disconnected before it replied"}
+    assert {reason for _, reason in some.refusals} == {"site-0: Node Unavailable"}
     some.grid.dies, some.grid.offline = set(), set()
     assert not some.server.round().refused
 

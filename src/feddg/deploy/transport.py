@@ -185,8 +185,9 @@ class Mailbox:
     def pull(self) -> bool:
         """Fetches replies; returns whether there were any.
 
-        A late reply to a message that was given up is recorded and dropped. It shows that the site
-        is alive and how long it takes, but it never answers a later message.
+        To a message whose node has disconnected, Flower replies with an error. A late reply to a
+        message that was given up is recorded and dropped. It shows that the site is alive and how
+        long it takes, but it never answers a later message.
         """
         envelopes = list(self.grid.pull_messages(list(self._sent)))
         for envelope in envelopes:
@@ -224,14 +225,6 @@ class Mailbox:
                 sent.reply = reply
                 self._enter_traffic(sent, seconds, envelope.content, reply)
 
-    def drop_lost(self) -> None:
-        """Gives up messages to nodes that have disconnected."""
-        waiting = [sent for sent in self._sent.values() if sent.reply is None]
-        nodes = set(self.grid.get_node_ids()) if waiting else set()
-        for sent in waiting:
-            if sent.node not in nodes:
-                sent.refuse("disconnected before it replied")
-
     def replies(
         self,
         waiting: deque[PendingRequest],
@@ -268,7 +261,6 @@ class Mailbox:
             if waited >= policy.deadline:
                 self._give_up(silent, f"no reply within {policy.deadline:g} s")
             elif not heard:
-                self.drop_lost()
                 if hurry and all(sent.client in self.limits for sent in silent):
                     late = [sent for sent in silent if waited >= self.limits[sent.client]]
                     reason = "nobody waits long for it until it answers"
@@ -417,7 +409,6 @@ class NodeRegistry:
             self.asked[info.node_id] = node
         while self._mailbox.pull():
             pass
-        self._mailbox.drop_lost()
         self._admit()
         return {id for id, node in self.node_of.items() if node in self.asked}
 
