@@ -132,7 +132,7 @@ def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(
     found = positions(table, ["ant", "cat", "dog"], ["home", "clinic"])
     assert found.labels.tolist() == [1, 2, 2]
     assert found.domains.tolist() == [1, 1, 1]
-    with pytest.raises(DataError, match="its class 'cat' is not among"):
+    with pytest.raises(DataError, match="class or domain 'cat' is not among"):
         positions(table, ["ant", "dog"], ["clinic"])
     with pytest.raises(DataError, match="No images were found"):
         load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")

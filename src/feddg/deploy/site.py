@@ -29,6 +29,7 @@ from feddg.data.fingerprint import (
 )
 from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable, check_folder, from_class_folders, plain_name
+from feddg.data.images import positions as places
 from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
@@ -304,17 +305,12 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
     Raises:
         DataError: the federation does not have a class or domain.
     """
-    for what, mine, all_ in (
-        ("class", table.class_names, classes),
-        ("domain", table.domain_names, domains),
-    ):
-        unknown = sorted(set(mine) - set(all_))
-        if unknown:
-            raise DataError(
-                f"its {what} {unknown[0]!r} is not among the federation's: {', '.join(all_)}"
-            )
-    label_of = numpy.array([classes.index(name) for name in table.class_names])
-    domain_of = numpy.array([domains.index(name) for name in table.domain_names])
+    try:
+        label_of = places(table.class_names, classes)
+        domain_of = places(table.domain_names, domains)
+    except KeyError as name:
+        known = ", ".join([*classes, *domains])
+        raise DataError(f"class or domain {name} is not among the federation's: {known}") from None
     return replace(
         table,
         labels=label_of[table.labels],
