@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -40,7 +40,6 @@ from feddg.deploy.wire import (
     Payload,
     Registration,
     Request,
-    explained,
 )
 from feddg.diagnostics import Diagnostic
 from feddg.errors import (
@@ -440,13 +439,8 @@ class Site:
     def register(self, payload: Payload) -> Payload:
         """Returns the site's name, classes, domains, numbers of images, and codec."""
         self._memory(Request.read(payload))
-        try:
+        with schema_faults(DataError, "The coordinator would refuse this site's images: "):
             registration = self._registration()
-        except ValidationError as error:
-            raise DataError(
-                "The coordinator would refuse this site's folder of images "
-                f"({explained(error, Registration)}): rename or empty it."
-            ) from None
         return Payload({"site": self.config.site}, {"registration": registration.message})
 
     def client_statistics(self, payload: Payload) -> Payload:

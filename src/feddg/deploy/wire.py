@@ -17,15 +17,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import from_json
 from torch import Tensor
 
-from feddg.errors import ClientError, field_fault
+from feddg.errors import ClientError, schema_faults
 from feddg.federation.transport import Shape
 from feddg.messages import Message, Scalar, Update, Weights, plain_text
+from feddg.settings import OneLine
 
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 REGISTER, STATISTICS, ASK = "query.register", "query.statistics", "query.ask"
@@ -230,12 +230,6 @@ def _tensor(array: Array) -> Tensor:
 # but lists and tables, which cross as JSON.
 
 
-def _one_line(text: str) -> str:
-    if plain_text(text, 100) != text:
-        raise ValueError("must be a short text without control characters")
-    return text
-
-
 def _named(what: str, most: int) -> AfterValidator:
     """Returns what refuses more names than ``most``, and such as are not plain."""
 
@@ -256,7 +250,7 @@ def _named(what: str, most: int) -> AfterValidator:
 
 
 _AsJson = BeforeValidator(lambda text: from_json(text) if isinstance(text, str) else text)
-_Name = Annotated[str, AfterValidator(_one_line)]
+_Name = Annotated[OneLine, Field(max_length=100)]
 _Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(ge=-1e12, le=1e12)]
@@ -365,8 +359,8 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
     """Returns a checked reply, without fields that are missing or empty.
 
     Raises:
-        ValueError: the reply does not fit its schema; the message gives the reason in one safe
-            line.
+        ClientError: the reply does not fit its schema; the message gives the reason.
+        ValueError: it is no message.
     """
     payload = Payload.from_records(records)
     schema = KINDS[kind].schema
@@ -375,10 +369,8 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
         if message.tensors:
             raise ValueError(f"its part {plain_text(name, 40)!r} holds a tensor")
         payload.fields[name] = message.scalars
-    try:
+    with schema_faults(ClientError, "", schema.model_fields):
         fields = schema.model_validate(payload.fields)
-    except ValidationError as error:
-        raise ValueError(explained(error, schema)) from None
     return Payload({name: value for name, value in fields if value is not None}, payload.parts)
 
 
@@ -414,12 +406,5 @@ class Request(BaseModel):
         Raises:
             ClientError: the fields are invalid.
         """
-        try:
+        with schema_faults(ClientError, "the coordinator's message: ", cls.model_fields):
             return cls.model_validate(payload.fields)
-        except ValidationError as error:
-            raise ClientError(f"the coordinator's message: {explained(error, cls)}") from None
-
-
-def explained(error: ValidationError, schema: type[BaseModel]) -> str:
-    """Returns the first fault of a message in one safe line."""
-    return plain_text(field_fault(error, list(schema.model_fields)), 300)
