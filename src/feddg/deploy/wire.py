@@ -230,27 +230,15 @@ def _tensor(array: Array) -> Tensor:
 # but lists and tables, which cross as JSON.
 
 
-def _named(what: str, most: int) -> AfterValidator:
-    """Returns what refuses more names than ``most``, and such as are not plain."""
-
-    def checked(names: Any) -> Any:
-        if len(names) > most:
-            raise ValueError(f"names {len(names)} {what}s, more than {most}")
-        for name in names:
-            if not name.strip():
-                raise ValueError(f"has a {what} without a name")
-            if plain_text(name, LONGEST_LABEL) != name:
-                shown = plain_text(name, 40)
-                raise ValueError(f"has a {what} name that is too long or not plain: {shown!r}")
-        if len(set(names)) < len(names):
-            raise ValueError(f"names a {what} twice")
-        return names
-
-    return AfterValidator(checked)
+def _plain(name: str) -> str:
+    if not name.strip() or plain_text(name, LONGEST_LABEL) != name:
+        raise ValueError("a name is empty, too long or not plain")
+    return name
 
 
 _AsJson = BeforeValidator(lambda text: from_json(text) if isinstance(text, str) else text)
 _Name = Annotated[OneLine, Field(max_length=100)]
+_Label = Annotated[str, AfterValidator(_plain)]
 _Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(ge=-1e12, le=1e12)]
@@ -274,12 +262,12 @@ class Registration(_Schema):
         features: names of the columns of a table of features, in order.
     """
 
-    classes: Annotated[dict[str, _Count], _AsJson, _named("class", MOST_CLASSES)]
-    domains: Annotated[dict[str, _Count], _AsJson, _named("domain", MOST_DOMAINS)]
+    classes: Annotated[dict[_Label, _Count], _AsJson, Field(max_length=MOST_CLASSES)]
+    domains: Annotated[dict[_Label, _Count], _AsJson, Field(max_length=MOST_DOMAINS)]
     files: Annotated[dict[_SettingName, _ContentHash], _AsJson] = Field(
         default_factory=dict, max_length=MOST_FILES
     )
-    features: Annotated[list[str], _AsJson, _named("feature", MOST_ENTRIES)] = []
+    features: Annotated[list[_Label], _AsJson, Field(max_length=MOST_ENTRIES)] = []
 
     @model_validator(mode="after")
     def _plausible(self) -> "Registration":
@@ -393,8 +381,8 @@ class Request(BaseModel):
     run: RunKey
     round: Annotated[int, Field(ge=0)] = 0
     client: Annotated[int, Field(ge=0)] = 0
-    classes: Annotated[list[str], _AsJson, _named("class", MOST_CLASSES)] = []
-    domains: Annotated[list[str], _AsJson, _named("domain", MOST_DOMAINS)] = []
+    classes: Annotated[list[_Label], _AsJson, Field(max_length=MOST_CLASSES)] = []
+    domains: Annotated[list[_Label], _AsJson, Field(max_length=MOST_DOMAINS)] = []
     context: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     question: Annotated[str, Field(max_length=200)] = ""
     counted: Annotated[int, Field(ge=0)] | None = None
