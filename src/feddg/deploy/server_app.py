@@ -235,13 +235,12 @@ class Sites(Clients):
         return gathered
 
     def _read(self, reply: Message, id: int) -> list[Score]:
-        registration = self._transport.registry.registrations.get(id)
-        domains, counts = (registration.domains, registration.classes) if registration else ({}, {})
+        held = self._transport.registry.registrations[id]
         if reply.scalars.keys() == {"images", "confidence"}:
-            return [read_unlabelled(reply, self._transport.sites[id], domains)]
-        labels = [counts.get(name, 0) for name in self.held.classes]
-        val = held_out_among(domains, self._val)
-        scores = read_scores(reply, len(labels), domains, labels)
+            return [read_unlabelled(reply, self._transport.sites[id], held.domains)]
+        labels = [held.classes.get(name, 0) for name in self.held.classes]
+        val = held_out_among(held.domains, self._val)
+        scores = read_scores(reply, len(labels), held.domains, labels)
         return [replace(s, split=VAL) if s.domain in val else s for s in scores]
 
 

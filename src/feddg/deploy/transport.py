@@ -268,16 +268,14 @@ class Mailbox:
                 time.sleep(policy.poll)
             if time.monotonic() >= remind and silent:
                 remind = time.monotonic() + REMIND
-                left = max(0.0, began + policy.deadline - time.monotonic())
                 names = first_names(sorted({sent.site for sent in silent}), 20)
-                log.info("waiting for %s; %.0f s left", names, left)
+                log.info("waiting for %s; %.0f s left", names, policy.deadline - waited)
 
     def _give_up(self, messages: Iterable[PendingRequest], reason: str) -> None:
         """Refuses messages; their sites get a short deadline until they answer again."""
         for sent in messages:
-            if sent.reply is None:
-                sent.refuse(reason)
-                self.limits[sent.client] = min(PROMPT, self.policy.wait, self.policy.deadline)
+            sent.refuse(reason)
+            self.limits[sent.client] = min(PROMPT, self.policy.wait, self.policy.deadline)
 
     def _enter(
         self, sent: PendingRequest, direction: Direction, purpose: str, records: RecordDict
