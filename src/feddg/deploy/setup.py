@@ -271,11 +271,10 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
         raise ExperimentError(f"site {bad!r}: use only letters, digits, - and _")
     if not sites or len(set(sites)) < len(sites):
         raise ExperimentError("name at least one site, each once: --site hospital-a --site ...")
-    host, colon, digits = address.rpartition(":")
-    plain = colon and re.fullmatch(r"[A-Za-z0-9.-]+", host) and re.fullmatch(r"[0-9]+", digits)
-    if not plain or not 0 < int(digits) < 65536:
+    match = re.fullmatch(r"([A-Za-z0-9.-]+):([0-9]+)", address)
+    if match is None or not 0 < int(match[2]) < 65536:
         raise ExperimentError(f"address {address!r}: write HOST:PORT, for example fl.org:8000")
-    port = int(digits)
+    host, port = match[1], int(match[2])
     behind = superlink_port or port + 1
     if behind == port or not 0 < behind < 65536:
         raise ExperimentError(f"the SuperLink cannot listen on port {behind}: choose another")

@@ -119,10 +119,10 @@ class SiteMemory:
                 f"remembers round {max(rounds)} of this run, and not round {counted}, from which "
                 "the coordinator goes on: put its newest run folder back, or start a new run"
             )
-        earlier = [number for number in rounds if number < round]
-        for number in set(earlier) & set(later):
-            self._memory(number).unlink(missing_ok=True)
-        earlier = [number for number in earlier if number <= last]
+        for number in later:
+            if number < round:
+                self._memory(number).unlink(missing_ok=True)
+        earlier = [number for number in rounds if number < round and number <= last]
         return load(_read_checked(self._memory(max(earlier)))) if earlier else {}
 
     def keep(self, round: int, memory: Weights) -> None:
