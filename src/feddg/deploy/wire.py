@@ -220,7 +220,8 @@ def _tensor(array: Array) -> Tensor:
         raise ValueError(f"an array's type {shown!r} may not cross, or it is not in numpy's format")
     stream = BytesIO(array.data)
     values = numpy.lib.format.read_array(stream, allow_pickle=False)
-    if (values.dtype, values.shape) != (name, tuple(array.shape)) or stream.read(1):
+    same = values.dtype == numpy.dtype(name) and values.shape == tuple(array.shape)
+    if not same or stream.read(1):
         raise ValueError("an array has another shape, type or size than it says")
     tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if array.dtype == _BFLOAT16 else tensor
