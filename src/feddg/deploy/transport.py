@@ -432,10 +432,10 @@ class NodeRegistry:
                 log.warning("a node cannot take part: %s", reply.reason)
                 continue
             name, registration = reply.fields.get("site", ""), reply.fields.get("registration")
-            objection: str | None = "sent no registration"
-            if registration is not None:
-                objection = self._name_objection(name, asked.info)
-            if objection is None:
+            objection: str | None
+            if registration is None:
+                objection = "sent no registration"
+            elif (objection := self._name_objection(name, asked.info)) is None:
                 id = self._sites.index(name)
                 objection = self._objection(id, registration)
                 if objection is None:
