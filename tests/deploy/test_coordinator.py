@@ -133,8 +133,10 @@ class Judges:
 
 def test_a_column_is_always_of_the_same_site():
     def columns(*away):
-        judges, table = Judges(*away), ClientsTable(domains=["ink"], classes=["a", "b"], clients=[])
-        found = Sites(judges, table).scores_elsewhere(judges, Broadcast(1, {}), [])
+        judges = Judges(*away)
+        sites = Sites(judges)
+        sites.held = ClientsTable(domains=["ink"], classes=["a", "b"], clients=[])
+        found = sites.scores_elsewhere(judges, Broadcast(1, {}), [])
         return {score.domain: score.accuracy for score in found}
 
     assert columns() == {"sketch at clinic": 1.0, "sketch at practice": 0.2}

@@ -137,7 +137,7 @@ def test_a_site_of_a_held_out_domain_takes_no_part_in_training(
 
 @pytest.mark.parametrize(
     ("ahead", "severity"),
-    [(-60, "error"), (0, "note"), (100, "warning"), (900, "error")],
+    [(-60, "error"), (0, "note"), (100, "note"), (900, "error")],
 )
 def test_a_clock_that_flower_would_refuse_is_no_go(deployment, monkeypatch, ahead, severity):
     monkeypatch.setattr(StandInProxy, "ahead", ahead)
@@ -156,7 +156,7 @@ def test_faults_of_folder_and_connection_are_named(deployment, tmp_path):
     os.unlink(site / "north")
     (site / "ca.crt").write_text("no certificate")
     found = severities(check_connection(site, join))
-    assert found["key"] == found["certificate"] == "error"
+    assert found["key"] == found["proxy"] == "error"
 
 
 def test_another_certificate_is_no_go(deployment, tmp_path):
@@ -225,7 +225,7 @@ def test_a_machine_that_is_too_slow_or_full_is_no_go(deployment, images, tmp_pat
 def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line(tmp_path):
     with pytest.raises(FeddgError, match="the folder sites/NAME"):
         read_join(tmp_path)
-    join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="method: [")
+    join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="colour: red")
     assert severities(check_images(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}
 
 

@@ -20,7 +20,6 @@ from feddg.deploy.preflight import check_depths
 from feddg.deploy.server_app import Deployment
 from feddg.deploy.setup import deployment_fields, write_app
 from feddg.deploy.site import (
-    Site,
     SiteConfig,
     SiteMemory,
     copies_in,
@@ -28,6 +27,7 @@ from feddg.deploy.site import (
     load_pixels,
     positions,
     read_experiment,
+    site_of,
 )
 from feddg.deploy.wire import Payload, Request
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
@@ -110,7 +110,7 @@ def test_neither_run_nor_site_can_leave_the_cache_folder(subtests):
             with pytest.raises(ClientError, match="run"):
                 Request.read(Payload({"run": name}))
             for images in ({"images": "/x"}, {"program": "a:b"}):
-                with pytest.raises(FeddgError, match="use only letters, digits"):
+                with pytest.raises(FeddgError, match="site: String should match"):
                     SiteConfig.read({"site": name, **images})
 
 
@@ -132,7 +132,7 @@ def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(
     found = positions(table, ["ant", "cat", "dog"], ["home", "clinic"])
     assert found.labels.tolist() == [1, 2, 2]
     assert found.domains.tolist() == [1, 1, 1]
-    with pytest.raises(DataError, match="its class 'cat' is not among"):
+    with pytest.raises(DataError, match="class or domain 'cat' is not among"):
         positions(table, ["ant", "dog"], ["clinic"])
     with pytest.raises(DataError, match="No images were found"):
         load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")
@@ -160,7 +160,7 @@ def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, 
 
     def site(**more):
         chosen = Experiment(**{"data": data, "privacy": {"record_epsilon": 1.0}} | more)
-        return Site(node, {"experiment": chosen.to_yaml()})
+        return site_of(node, {"experiment": chosen.to_yaml()})
 
     with pytest.raises(ClientError, match="holds an image more than once") as refused:
         site()._require_single()
@@ -178,8 +178,8 @@ def test_a_site_s_device_is_that_of_its_own_config(images, tmp_path):
     node = {"site": "ward", "images": str(images), "domain": "ward", "cache": str(tmp_path)}
     data = {"source": "folder", "root": images, "image_size": 16, "id_val": 0, "id_test": 0}
     text = Experiment(data=data, device="cuda").to_yaml()
-    assert Site(node, {"experiment": text}).experiment.device == "auto"
-    assert Site({**node, "device": "cpu"}, {"experiment": text}).experiment.device == "cpu"
+    assert site_of(node, {"experiment": text}).experiment.device == "auto"
+    assert site_of({**node, "device": "cpu"}, {"experiment": text}).experiment.device == "cpu"
 
 
 def test_a_node_config_names_what_is_wrong():

@@ -405,7 +405,7 @@ def test_a_folder_whose_name_cannot_cross_is_said_at_the_site_in_one_line(deploy
     deployment.grid.nodes = {k: n for k, n in deployment.grid.nodes.items() if n != "photo"}
     deployment.grid.connect("photo", {**config, "device": "cpu"})
     deployment.start()
-    (said,) = [r for r in caplog.records if "has a domain name" in r.getMessage()]
+    (said,) = [r for r in caplog.records if "too long or not plain" in r.getMessage()]
     assert said.exc_info is None
     assert "photo: the site's own log says why" not in caplog.text  # nobody has its place yet
 

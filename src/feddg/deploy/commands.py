@@ -64,7 +64,7 @@ def deploy_sign(
 ) -> None:
     """Sign the Flower app; sites run only signed apps."""
     signed = function("sign_app")(folder, key)
-    typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
+    typer.echo(f"signed {signed.hash_str[:16]} with {next(iter(signed.verifications))}")
 
 
 @app.command("register")

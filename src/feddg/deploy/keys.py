@@ -7,12 +7,10 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.cli.build import build_fab_from_disk
 from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.log import start_stream
@@ -28,9 +26,9 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, load_private_key
 from flwr.superlink.federation import NoOpFederationManager
 
-from feddg.deploy.setup import REGISTERED, public_key, trusted_keys
+from feddg.deploy.setup import NO_KEY, REGISTERED, public_key, trusted_keys
 from feddg.errors import FeddgError
-from feddg.storage import replace_bytes, replace_text
+from feddg.storage import file_faults, replace_bytes, replace_text
 
 BUNDLE, SIGNATURE = "signed/app.fab", "signed/signature.json"
 KEY, TRUSTED = "keys/signing", "keys/trusted.yaml"
@@ -38,53 +36,21 @@ CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
 APP = "@feddg/feddg-deployment"
 
 
-@dataclass(frozen=True)
-class SignedApp:
-    """A bundled app with a signature.
+def signed_fab(content: bytes, key_id: str, signed_at: int, signature: str) -> Fab:
+    """Returns a bundled app with its signature, as Flower sends it to the sites.
 
-    Attributes:
+    Args:
         content: the bundle, a zip file.
         key_id: name of the public key in ``trusted.yaml``.
         signed_at: time of signing, seconds since 1970.
         signature: signature of content and time, in URL-safe base64.
     """
-
-    content: bytes
-    key_id: str
-    signed_at: int
-    signature: str
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 digest, by which Flower identifies the app, in hexadecimal digits."""
-        return hashlib.sha256(self.content).hexdigest()
-
-    @property
-    def verifications(self) -> dict[str, str]:
-        """What Flower sends to the sites with the bundle."""
-        entry = {"signature": self.signature, "signed_at": self.signed_at}
-        return {self.key_id: json.dumps(entry), "valid_license": "Valid"}
-
-    def verify(self, trusted: Path) -> None:
-        """Checks the signature against the keys of a ``trusted.yaml``, as a site does.
-
-        Raises:
-            FeddgError: none of the keys made this signature.
-        """
-        key = trusted_keys(trusted).get(self.key_id)
-        try:
-            if key is None:
-                raise InvalidSignature
-            key.verify(
-                base64.urlsafe_b64decode(self.signature), _signed(self.content, self.signed_at)
-            )
-        except (InvalidSignature, ValueError):
-            raise FeddgError(
-                f"the signed app was not signed by a key of {trusted}; run `feddg deploy sign`"
-            ) from None
+    entry = json.dumps({"signature": signature, "signed_at": signed_at})
+    digest = hashlib.sha256(content).hexdigest()
+    return Fab(digest, content, {key_id: entry, "valid_license": "Valid"})
 
 
-def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
+def sign_app(folder: Path, key: Path | None = None) -> Fab:
     """Bundles the app of a deployment's folder and signs it.
 
     Args:
@@ -94,60 +60,43 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
     Raises:
         FeddgError: the app or the key cannot be used, or the sites do not trust the key.
     """
-    private = _private_key(key or folder / KEY)
+    file = key or folder / KEY
+    with file_faults(FeddgError, f"{file} is no signing key", *NO_KEY):
+        private = load_private_key(file)
     trusted = trusted_keys(folder / TRUSTED)
     signer = private.public_key().public_bytes_raw()
     id = next((id for id, public in trusted.items() if public.public_bytes_raw() == signer), None)
     if id is None:
         raise FeddgError(f"sites would not run it: {folder / TRUSTED} does not hold this key")
     content, now = _bundle(folder), int(time.time())
-    signature = base64.urlsafe_b64encode(private.sign(_signed(content, now))).decode("ascii")
-    app = SignedApp(content, id, now, signature)
+    signed = private.sign(create_message_to_sign(hashlib.sha256(content).digest(), now))
+    signature = base64.urlsafe_b64encode(signed).decode("ascii")
+    fields: dict[str, Any] = {"key_id": id, "signed_at": now, "signature": signature}
     replace_bytes(folder / BUNDLE, content)
-    fields = {"key_id": id, "signed_at": now, "signature": signature}
     replace_text(folder / SIGNATURE, json.dumps(fields, indent=1))
-    return app
+    return signed_fab(content, **fields)
 
 
-def read_signed(folder: Path) -> SignedApp:
+def read_signed(folder: Path) -> Fab:
     """Returns the app as last signed.
 
     Raises:
-        FeddgError: there is no signed app, the sites do not trust its key, or the folder's
-            ``pyproject.toml`` has changed since.
+        FeddgError: there is no signed app, or the folder's ``pyproject.toml`` is another one.
     """
-    try:
+    without = f"{folder} holds no signed app (run `feddg deploy sign`)"
+    with file_faults(FeddgError, without, ValueError, TypeError):
         fields = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
-        id, signature = str(fields["key_id"]), str(fields["signature"])
-        app = SignedApp((folder / BUNDLE).read_bytes(), id, int(fields["signed_at"]), signature)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FeddgError(
-            f"{folder} holds no signed app ({error}); run `feddg deploy sign`"
-        ) from None
-    app.verify(folder / TRUSTED)
+        app = signed_fab((folder / BUNDLE).read_bytes(), **fields)
     if _bundle(folder) != app.content:
         raise FeddgError(
-            f"{folder / 'pyproject.toml'} was changed since it was signed; run `feddg deploy sign`"
+            f"{folder / 'pyproject.toml'} is not the one that was signed; run `feddg deploy sign`"
         )
     return app
 
 
 def _bundle(folder: Path) -> bytes:
-    try:
+    with file_faults(FeddgError, f"{folder} holds no Flower app that can be bundled", ValueError):
         return build_fab_from_disk(folder)
-    except (OSError, ValueError) as error:
-        raise FeddgError(f"{folder} holds no Flower app that can be bundled: {error}") from None
-
-
-def _signed(content: bytes, signed_at: int) -> bytes:
-    return create_message_to_sign(hashlib.sha256(content).digest(), signed_at)
-
-
-def _private_key(file: Path) -> Ed25519PrivateKey:
-    try:
-        return load_private_key(file)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} is no signing key ({error}); make_keys.sh makes one") from None
 
 
 # What the coordinator asks of its own SuperLink: to register a site's key, to run the signed app.
@@ -214,7 +163,8 @@ def run_signed(folder: Path, *, stream: bool = False) -> int:
     with _superlink(folder) as client:
         _deposit(folder / DATABASE, app)
         # By its digest: a bundle sent along would be taken without its signature.
-        started = client.StartRun(StartRunRequest(fab=FabProto(hash_str=app.digest), app_spec=APP))
+        fab = FabProto(hash_str=app.hash_str)
+        started = client.StartRun(StartRunRequest(fab=fab, app_spec=APP))
         if not started.HasField("run_id"):
             raise FeddgError("the SuperLink did not start the run; its log says why")
         if stream:
@@ -222,7 +172,7 @@ def run_signed(folder: Path, *, stream: bool = False) -> int:
     return int(started.run_id)
 
 
-def _deposit(database: Path, app: SignedApp) -> None:
+def _deposit(database: Path, app: Fab) -> None:
     """Stores the app with those of Flower's hub, the only ones it verifies signatures of."""
     if not database.is_file():
         raise FeddgError(
@@ -231,13 +181,7 @@ def _deposit(database: Path, app: SignedApp) -> None:
         )
     state = SqlLinkState(str(database), NoOpFederationManager(), ObjectStoreFactory().store())
     state.initialize()
-    state.store_app(
-        Fab(app.digest, app.content, app.verifications),
-        NOOP_FEDERATION_ID,
-        APP,
-        TaskType.SERVER_APP,
-        NOOP_FLWR_AID,
-    )
+    state.store_app(app, NOOP_FEDERATION_ID, APP, TaskType.SERVER_APP, NOOP_FLWR_AID)
 
 
 @contextmanager

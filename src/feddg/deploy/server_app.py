@@ -5,6 +5,7 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,18 +158,17 @@ def read_scores(
 
 
 def _score(row: DomainScore, classes: int, images_of: Mapping[str, int]) -> Score:
-    table = row.confusion
-    if len(table) != classes or any(len(line) != classes for line in table):
+    if [*map(len, row.confusion)] != [classes] * classes:
         raise ValueError(f"its table is not one of {classes} classes")
-    if any(not 0 <= count <= MOST_IMAGES for line in table for count in line):
+    if not all(0 <= count <= MOST_IMAGES for count in chain(*row.confusion)):
         raise ValueError("its counts are no numbers of images")
-    examples, registered = sum(map(sum, table)), images_of.get(row.domain, 0)
+    confusion = numpy.array(row.confusion, dtype=numpy.int64)
+    examples, registered = int(confusion.sum()), images_of.get(row.domain, 0)
     if examples != registered or not examples:
         shown = plain_text(row.domain, 40)
         raise ValueError(
             f"it counted {examples} images of {shown!r}, but registered with {registered}"
         )
-    confusion = numpy.array(table, dtype=numpy.int64)
     loss = row.loss if 0 <= row.loss <= MOST_LOSS else math.nan
     counted = row.groups, row.independent
     if counted != (None, None) and not all(n and 1 <= n <= examples for n in counted):
@@ -182,14 +182,11 @@ class Sites(Clients):
 
     Args:
         transport: reaches them.
-        held: what they hold.
         val: domains held out for validation; others that are evaluated are test domains.
     """
 
-    def __init__(
-        self, transport: FlowerTransport, held: ClientsTable, val: Collection[str] = ()
-    ) -> None:
-        self._transport, self.held, self._val = transport, held, val
+    def __init__(self, transport: FlowerTransport, val: Collection[str] = ()) -> None:
+        self._transport, self._val = transport, val
         self._told = set[int]()
 
     def __len__(self) -> int:
@@ -238,13 +235,12 @@ class Sites(Clients):
         return gathered
 
     def _read(self, reply: Message, id: int) -> list[Score]:
-        registration = self._transport.registry.registrations.get(id)
-        domains, counts = (registration.domains, registration.classes) if registration else ({}, {})
+        held = self._transport.registry.registrations[id]
         if reply.scalars.keys() == {"images", "confidence"}:
-            return [read_unlabelled(reply, self._transport.sites[id], domains)]
-        labels = [counts.get(name, 0) for name in self.held.classes]
-        val = held_out_among(domains, self._val)
-        scores = read_scores(reply, len(labels), domains, labels)
+            return [read_unlabelled(reply, self._transport.sites[id], held.domains)]
+        labels = [held.classes.get(name, 0) for name in self.held.classes]
+        val = held_out_among(held.domains, self._val)
+        scores = read_scores(reply, len(labels), held.domains, labels)
         return [replace(s, split=VAL) if s.domain in val else s for s in scores]
 
 
@@ -368,26 +364,21 @@ def _prepared(
     if not known.classes:
         known.classes.extend(_classes(names, registered))
 
+    method, network = build(experiment, len(known.classes))
+    sites = Sites(transport, experiment.hold_out.val)
+
     def join(id: int, registration: Registration) -> None:
         # Classes are fixed by the network; a late joiner's domain is new, and numbered as it comes.
         new = {} if id in transport.evaluation_sites else registration.domains
         known.domains.extend(name for name in new if name not in known.domains)
+        before = ClientsTable.read(path / CLIENTS)
+        sites.held = _clients_table(known, transport.registry.registrations, before)
         replace_text(file, known.to_text())
-
-    def join_late(id: int, registration: Registration) -> None:
-        join(id, registration)
-        sites.held = _clients_table(known, transport.registry.registrations, sites.held)
         replace_text(path / CLIENTS, sites.held.to_text())
 
     for id, registration in registered.items():
         join(id, registration)
-    method, network = build(experiment, len(known.classes))
-    before = ClientsTable.read(path / CLIENTS)
-    held = _clients_table(known, transport.registry.registrations, before)
-    if before is not None and held != before:
-        replace_text(path / CLIENTS, held.to_text())
-    sites = Sites(transport, held, experiment.hold_out.val)
-    transport.registry.on_registration = join_late
+    transport.registry.on_registration = join
     clients = ((len(site.domains), site.images) for site in registered.values())
     emit(*about_settings(experiment, _said(experiment), method, network, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
@@ -446,12 +437,6 @@ def _evaluation(
     if not deployment.test:
         return None
     table, pixels = load_pixels(deployment.test, deployment.test_domain or None, experiment, cache)
-    unknown = sorted(set(table.class_names) - set(sites.classes))
-    if unknown:
-        raise ExperimentError(
-            f"class {unknown[0]!r} of the test folder {deployment.test} is at none of the sites; "
-            f"they have: {', '.join(sites.classes)}"
-        )
     if fault := columns_fault(table.feature_names, sites.features):
         raise ExperimentError(f"{deployment.test} {fault} of the sites; rename or take them out")
     table = positions(table, sites.classes, list(table.domain_names))

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 from jinja2 import Environment
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from feddg.data.data_set import DATA_SETS
 from feddg.deploy.site import DIGITS, list_images, require_fit_for_sites
@@ -22,7 +22,7 @@ from feddg.deploy.wire import SITE_NAME
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
 from feddg.records import JsonFile
-from feddg.storage import open_file, parse_fields, replace_text
+from feddg.storage import file_faults, open_file, parse_fields, read_fields_of, replace_text
 from feddg.text import templates_of
 
 JOIN = "join.json"
@@ -41,6 +41,8 @@ FLEET_METHODS = (
 """Methods of Flower's Fleet service for sites with a registered key; ``register-node`` is not among
 them, because a key could register itself with it.
 """
+NO_KEY = (ValueError, TypeError, UnsupportedAlgorithm)
+"""What is raised for a file that is not a key."""
 REGISTERED = "proxy/sites.map"
 """The proxy's list of registered keys, one per line."""
 
@@ -76,11 +78,7 @@ class JoinFile(JsonFile):
         Raises:
             ExperimentError: this version does not accept it.
         """
-        try:
-            return Experiment(**parse_fields(self.experiment))
-        except (ValueError, ValidationError) as error:
-            text = " ".join(str(error).split())[:200]
-            raise ExperimentError(f"{JOIN} holds no experiment of this version: {text}") from None
+        return Experiment(**parse_fields(self.experiment))
 
 
 def read_join(folder: Path) -> JoinFile:
@@ -106,11 +104,8 @@ def public_key(file: Path) -> bytes:
     Raises:
         FeddgError: it is not the public key of an elliptic curve.
     """
-    try:
-        with open_file(file) as content:
-            key = load_ssh_public_key(content.read())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} is no public key: {error}") from None
+    with file_faults(FeddgError, f"{file} is no public key", *NO_KEY), open_file(file) as content:
+        key = load_ssh_public_key(content.read())
     if not isinstance(key, EllipticCurvePublicKey):
         raise FeddgError(f"{file}: sites' keys are of type ecdsa; the site runs make_key.sh")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
@@ -122,12 +117,9 @@ def trusted_keys(file: Path) -> dict[str, Ed25519PublicKey]:
     Raises:
         FeddgError: it cannot be read, or lists none.
     """
-    try:
-        with open_file(file) as content:
-            texts = parse_fields(content.read().decode())
+    texts = read_fields_of(file, "the list of trusted keys", FeddgError)
+    with file_faults(FeddgError, f"{file} lists no trusted keys", *NO_KEY):
         listed = {id: load_ssh_public_key(str(text).encode()) for id, text in texts.items()}
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise FeddgError(f"{file} lists no trusted keys ({error}); make_keys.sh makes it") from None
     keys = {id: key for id, key in listed.items() if isinstance(key, Ed25519PublicKey)}
     if not keys:
         raise FeddgError(f"{file} lists no trusted keys; make_keys.sh makes it")
@@ -279,12 +271,11 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
         raise ExperimentError(f"site {bad!r}: use only letters, digits, - and _")
     if not sites or len(set(sites)) < len(sites):
         raise ExperimentError("name at least one site, each once: --site hospital-a --site ...")
-    host, colon, digits = address.rpartition(":")
-    plain = colon and re.fullmatch(r"[A-Za-z0-9.-]+", host) and re.fullmatch(r"[0-9]+", digits)
-    if not plain or not 0 < int(digits) < 65536:
+    match = re.fullmatch(r"([A-Za-z0-9.-]+):([0-9]+)", address)
+    if match is None or not 0 < int(match[2]) < 65536:
         raise ExperimentError(f"address {address!r}: write HOST:PORT, for example fl.org:8000")
-    port = int(digits)
-    behind = superlink_port or (port + 1 if port < 65535 else port - 1)
+    host, port = match[1], int(match[2])
+    behind = superlink_port or port + 1
     if behind == port or not 0 < behind < 65536:
         raise ExperimentError(f"the SuperLink cannot listen on port {behind}: choose another")
     return host, port, behind

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -29,6 +29,7 @@ from feddg.data.fingerprint import (
 )
 from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable, check_folder, from_class_folders, plain_name
+from feddg.data.images import positions as places
 from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
@@ -39,7 +40,6 @@ from feddg.deploy.wire import (
     Payload,
     Registration,
     Request,
-    explained,
 )
 from feddg.diagnostics import Diagnostic
 from feddg.errors import (
@@ -65,7 +65,7 @@ from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import DOMAIN_SCORES, TEST, UNLABELLED, VAL, DomainScore
 from feddg.runs.prepare import cache_folder, evaluation_of, methods_files
 from feddg.settings import DataSettings, Settings
-from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
+from feddg.storage import entries, file_faults, open_file, parse_fields, replace_bytes, replace_text
 
 log = logging.getLogger("feddg")
 
@@ -112,19 +112,17 @@ class SiteMemory:
             ClientError: the coordinator goes on from a round that is no longer remembered.
             RunError: it is damaged; names the file.
         """
-        rounds = self._rounds()
-        earlier = [number for number in rounds if number < round]
-        if counted is not None:
-            later = [number for number in rounds if number > counted]
-            if counted and len(later) > 1 and len(later) == len(rounds):  # a lost attempt is one
-                raise ClientError(
-                    f"remembers round {max(rounds)} of this run, and not round {counted}, from "
-                    "which the coordinator goes on: put its newest run folder back, or start a "
-                    "new run"
-                )
-            for number in set(earlier) & set(later):
+        rounds, last = self._rounds(), round if counted is None else counted
+        later = [number for number in rounds if number > last]
+        if counted and len(later) > 1 and later == rounds:  # a lost attempt is one
+            raise ClientError(
+                f"remembers round {max(rounds)} of this run, and not round {counted}, from which "
+                "the coordinator goes on: put its newest run folder back, or start a new run"
+            )
+        for number in later:
+            if number < round:
                 self._memory(number).unlink(missing_ok=True)
-            earlier = [number for number in earlier if number <= counted]
+        earlier = [number for number in rounds if number < round and number <= last]
         return load(_read_checked(self._memory(max(earlier)))) if earlier else {}
 
     def keep(self, round: int, memory: Weights) -> None:
@@ -151,7 +149,7 @@ class SiteMemory:
         of_round = _loaded(self._secrets, "delete it")
         opened_sums = _loaded(
             self._opened_sums,
-            "it says which sums of updates this site helped to open. Put a copy in its place, or "
+            "it says which sums of updates this site helped to open: put a copy in its place, or "
             "ask for a run with another seed and delete it",
         )
         current = "round" in of_round and int(of_round["round"]) == round
@@ -181,10 +179,8 @@ class SiteMemory:
 
 
 def _loaded(file: Path, remedy: str) -> Weights:
-    try:
+    with file_faults(RunError, f"{file} is damaged ({remedy})", SafetensorError):
         return load(file.read_bytes()) if file.is_file() else {}
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{file} is damaged: {why(error)}; {remedy}.") from None
 
 
 def _write_checked(file: Path, content: bytes) -> None:
@@ -197,11 +193,8 @@ def _read_checked(file: Path) -> bytes:
     Raises:
         RunError: it cannot be read, or is damaged.
     """
-    try:
-        with open_file(file) as opened:
-            checksum, content = opened.read(4), opened.read()
-    except OSError as error:
-        raise RunError(f"Cannot read {file}: {why(error)}.") from None
+    with file_faults(RunError, f"Cannot read {file}"), open_file(file) as opened:
+        checksum, content = opened.read(4), opened.read()
     if zlib.crc32(content).to_bytes(4, "big") != checksum:
         raise RunError(
             f"{file} is damaged: its checksum is another one. Put a copy in its place, or delete "
@@ -311,17 +304,12 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
     Raises:
         DataError: the federation does not have a class or domain.
     """
-    for what, mine, all_ in (
-        ("class", table.class_names, classes),
-        ("domain", table.domain_names, domains),
-    ):
-        unknown = sorted(set(mine) - set(all_))
-        if unknown:
-            raise DataError(
-                f"its {what} {unknown[0]!r} is not among the federation's: {', '.join(all_)}"
-            )
-    label_of = numpy.array([classes.index(name) for name in table.class_names])
-    domain_of = numpy.array([domains.index(name) for name in table.domain_names])
+    try:
+        label_of = places(table.class_names, classes)
+        domain_of = places(table.domain_names, domains)
+    except KeyError as name:
+        known = ", ".join([*classes, *domains])
+        raise DataError(f"class or domain {name} is not among the federation's: {known}") from None
     return replace(
         table,
         labels=label_of[table.labels],
@@ -346,7 +334,9 @@ def on_all_images(
 class SiteConfig(Settings):
     """The fields of a SuperNode's ``--node-config``."""
 
-    site: str = Field(description="the site's name, one of the deployment's `sites`")
+    site: str = Field(
+        pattern=f"^{SITE_NAME}$", description="the site's name, one of the deployment's `sites`"
+    )
     images: str = Field(
         "",
         description="folder root/domain/class/*, or root/class/* with `domain`; a table of "
@@ -372,8 +362,6 @@ class SiteConfig(Settings):
         settings = {key: value for key, value in node_config.items() if key in cls.model_fields}
         with schema_faults(FeddgError, "--node-config of this SuperNode: ", cls.model_fields):
             config = cls(**settings)
-        if not re.fullmatch(SITE_NAME, config.site):
-            raise FeddgError(f"site {config.site!r}: use only letters, digits, - and _")
         if bool(config.images) == bool(config.program):
             raise FeddgError("--node-config of this SuperNode: give either images or program")
         return config
@@ -418,18 +406,9 @@ def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     """Returns the experiment in a deployment's run config.
 
     Raises:
-        ExperimentError: it is missing, invalid, or cannot run across a network.
+        ExperimentError: it is invalid, or cannot run across a network.
     """
-    text = run_config.get("experiment")
-    try:
-        fields = parse_fields(text) if isinstance(text, str) else {}
-    except ValueError as error:
-        raise ExperimentError(f"the Flower app's 'experiment' {error}") from None
-    if not fields:
-        raise ExperimentError(
-            "the Flower app's config has no 'experiment'; write the app with `feddg deploy init`"
-        )
-    experiment = Experiment(**fields)
+    experiment = Experiment(**parse_fields(str(run_config["experiment"])))
     require_fit_for_sites(experiment)
     return experiment
 
@@ -445,8 +424,8 @@ class Site:
         FeddgError: the config, the experiment or the images cannot be used.
     """
 
-    def __init__(self, node_config: Mapping[str, object], run_config: Mapping[str, object]) -> None:
-        self.config = SiteConfig.read(node_config)
+    def __init__(self, config: SiteConfig, run_config: Mapping[str, object]) -> None:
+        self.config = config
         experiment = read_experiment(run_config)
         self.experiment = experiment.model_copy(update={"device": self.config.device})
         self.table, self.pixels = load_pixels(
@@ -460,13 +439,8 @@ class Site:
     def register(self, payload: Payload) -> Payload:
         """Returns the site's name, classes, domains, numbers of images, and codec."""
         self._memory(Request.read(payload))
-        try:
+        with schema_faults(DataError, "The coordinator would refuse this site's images: "):
             registration = self._registration()
-        except ValidationError as error:
-            raise DataError(
-                "The coordinator would refuse this site's folder of images "
-                f"({explained(error, Registration)}): rename or empty it."
-            ) from None
         return Payload({"site": self.config.site}, {"registration": registration.message})
 
     def client_statistics(self, payload: Payload) -> Payload:
@@ -488,20 +462,21 @@ class Site:
 
     def evaluate(self, payload: Payload) -> Payload:
         """Evaluates the weights on the site's images, without training."""
-        request = Request.read(payload)
+        request, table = Request.read(payload), self.table
         self._memory(request)
         method, worker, _ = self._build(len(request.classes))
         load_weights(worker.network, payload.part("weights").tensors)
-        if not self.config.labels:
+        if self.config.labels:
+            table = positions(table, request.classes, list(table.domain_names))
+        else:
             # Their class is none of the federation's: the first stands for it, and counts nowhere.
-            table = replace(self.table, class_names=tuple(request.classes))
-            evaluation = on_all_images(table, self.pixels, self.experiment, worker)
-            (score,) = evaluation.scores(method.predictor(worker.network))
-            inputs: dict[str, Scalar] = {"images": score.examples, "confidence": score.confidence}
-            return Payload(parts={"scores": Message({}, inputs)})
-        table = positions(self.table, request.classes, list(self.table.domain_names))
+            table = replace(table, class_names=tuple(request.classes))
         evaluation = on_all_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
+        if not self.config.labels:
+            (score,) = scores
+            inputs: dict[str, Scalar] = {"images": score.examples, "confidence": score.confidence}
+            return Payload(parts={"scores": Message({}, inputs)})
         rows = [
             DomainScore(
                 domain=score.domain,
@@ -693,15 +668,13 @@ def site_of(node_config: Mapping[str, object], run_config: Mapping[str, object])
     """Returns the site that a node is, by its config.
 
     Raises:
-        FeddgError: the config, the experiment, the images or the program cannot be used.
+        FeddgError: the config, the experiment or the images cannot be used, or the program makes no
+            federation of one client.
     """
-    if not node_config.get("program"):
-        return Site(node_config, run_config)
     config = SiteConfig.read(node_config)
-    try:
-        made = pkgutil.resolve_name(config.program)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise FeddgError(f"program {config.program!r} cannot be used: {error}") from None
+    if not config.program:
+        return Site(config, run_config)
+    made = pkgutil.resolve_name(config.program)()
     if not isinstance(made, Federation):
         kind = type(made).__name__
         raise FeddgError(f"program {config.program!r} must return a feddg.Federation, not {kind}")

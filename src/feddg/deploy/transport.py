@@ -56,7 +56,7 @@ NOBODY = -1
 COUNTED = "counted"
 """The name, in checkpoints, of the last round of a site that counted."""
 PROMPT = 120.0
-"""Longest time in seconds to wait for a site that returns, or that was silent before."""
+"""Longest time in seconds to wait for a site that was silent before."""
 REMIND = 60.0
 """Seconds after which the log names the sites being waited for."""
 LATER = 60.0
@@ -101,11 +101,6 @@ class Policy:
     wait: float = 300.0
     deadline: float = 3600.0
     poll: float = 0.5
-
-    @property
-    def prompt(self) -> float:
-        """Seconds to wait for a site that returns, or that was silent before."""
-        return min(PROMPT, self.wait, self.deadline)
 
 
 @dataclass
@@ -174,15 +169,15 @@ class Mailbox:
         question: str = "",
     ) -> PendingRequest:
         """Sends a message; ``question`` is the method's, and goes into the ledger."""
-        of, more = KINDS[kind], f":{question}" if question else ""
+        more = f":{question}" if question else ""
+        answer = KINDS[kind].answered + more
         size, at, began = flower_bytes(records), time.time(), time.monotonic()
-        answer = of.answered + more
         sent = PendingRequest(node, site, client, kind, round, answer, size, at, began)
         envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
         id = next(iter(self.grid.push_messages([envelope])), None)
         if id:
             self._sent[id] = sent
-            self._enter(sent, "down", of.asked + more, records)
+            self._enter(sent, "down", kind.removeprefix("query.") + more, records)
         else:
             sent.refuse("the message could not be sent")
         return sent
@@ -190,11 +185,10 @@ class Mailbox:
     def pull(self) -> bool:
         """Fetches replies; returns whether there were any.
 
-        A late reply to a message that was given up is recorded and dropped. It shows that the site
-        is alive and how long it takes, but it never answers a later message.
+        To a message whose node has disconnected, Flower replies with an error. A late reply to a
+        message that was given up is recorded and dropped. It shows that the site is alive and how
+        long it takes, but it never answers a later message.
         """
-        oldest = time.monotonic() - 2 * self.policy.deadline
-        self._sent = {id: sent for id, sent in self._sent.items() if sent.began > oldest}
         envelopes = list(self.grid.pull_messages(list(self._sent)))
         for envelope in envelopes:
             sent = self._sent.pop(envelope.metadata.reply_to_message_id, None)
@@ -204,27 +198,24 @@ class Mailbox:
 
     def _receive(self, sent: PendingRequest, envelope: Envelope) -> None:
         late, seconds = sent.reply is not None, time.monotonic() - sent.began
-        if not envelope.has_error():
-            purpose = f"{sent.purpose}, late" if late else sent.purpose
-            self._enter(sent, "up", purpose, envelope.content)
-            # Time to register says nothing of the time to train.
-            if sent.client in self.limits and sent.kind != REGISTER:
-                self.limits[sent.client] = max(self.limits[sent.client], 2 * seconds)
-            if late:
-                log.info("%s answers a message of round %d: too late", sent.site, sent.round)
-        if late:
-            return
         if envelope.has_error():
             lines = (envelope.error.reason or "").strip().splitlines() or ["unknown error"]
-            sent.refuse(plain_text(lines[-1]))
+            if not late:
+                sent.refuse(plain_text(lines[-1]))
+            return
+        purpose = f"{sent.purpose}, late" if late else sent.purpose
+        self._enter(sent, "up", purpose, envelope.content)
+        # Time to register says nothing of the time to train.
+        if sent.client in self.limits and sent.kind != REGISTER:
+            self.limits[sent.client] = max(self.limits[sent.client], 2 * seconds)
+        if late:
+            log.info("%s answers a message of round %d: too late", sent.site, sent.round)
             return
         try:
             reply = read_reply(sent.kind, envelope.content)
-        except ValueError as error:
-            sent.refuse(f"its reply cannot be read ({error})")
         except Exception as error:  # whatever a site sends, it ends as a refusal of that site
             log.debug("%s sent what cannot be read", sent.site, exc_info=True)
-            sent.refuse(f"its reply cannot be read ({type(error).__name__})")
+            sent.refuse(f"its reply cannot be read ({plain_text(error, 300)})")
         else:
             for name in reply.fields.keys() & {"busy", "seconds"}:  # nobody works longer than that
                 reply.fields[name] = min(reply.fields[name], seconds)
@@ -233,14 +224,6 @@ class Mailbox:
             else:
                 sent.reply = reply
                 self._enter_traffic(sent, seconds, envelope.content, reply)
-
-    def drop_lost(self) -> None:
-        """Gives up messages to nodes that have disconnected."""
-        waiting = [sent for sent in self._sent.values() if sent.reply is None]
-        nodes = set(self.grid.get_node_ids()) if waiting else set()
-        for sent in waiting:
-            if sent.node not in nodes:
-                sent.refuse("disconnected before it replied")
 
     def replies(
         self,
@@ -278,7 +261,6 @@ class Mailbox:
             if waited >= policy.deadline:
                 self._give_up(silent, f"no reply within {policy.deadline:g} s")
             elif not heard:
-                self.drop_lost()
                 if hurry and all(sent.client in self.limits for sent in silent):
                     late = [sent for sent in silent if waited >= self.limits[sent.client]]
                     reason = "nobody waits long for it until it answers"
@@ -286,16 +268,14 @@ class Mailbox:
                 time.sleep(policy.poll)
             if time.monotonic() >= remind and silent:
                 remind = time.monotonic() + REMIND
-                left = max(0.0, began + policy.deadline - time.monotonic())
                 names = first_names(sorted({sent.site for sent in silent}), 20)
-                log.info("waiting for %s; %.0f s left", names, left)
+                log.info("waiting for %s; %.0f s left", names, policy.deadline - waited)
 
     def _give_up(self, messages: Iterable[PendingRequest], reason: str) -> None:
         """Refuses messages; their sites get a short deadline until they answer again."""
         for sent in messages:
-            if sent.reply is None:
-                sent.refuse(reason)
-                self.limits[sent.client] = self.policy.prompt
+            sent.refuse(reason)
+            self.limits[sent.client] = min(PROMPT, self.policy.wait, self.policy.deadline)
 
     def _enter(
         self, sent: PendingRequest, direction: Direction, purpose: str, records: RecordDict
@@ -343,21 +323,23 @@ def fingerprint(public_key: bytes) -> str:
 
 
 @dataclass
-class Stranger:
-    """A connected node that was asked which site it is, and is not (yet) accepted as one.
+class AskedNode:
+    """A connected node that was asked which site it is.
 
     Attributes:
         info: Flower's information on it.
-        asked: the question.
+        question: the message to it.
+        judged: whether it was accepted as a site, or refused, by its answer.
     """
 
     info: NodeInfo
-    asked: PendingRequest
+    question: PendingRequest
+    judged: bool = False
 
     @property
     def name(self) -> str:
         """The name under which its key was registered, or its name in the log."""
-        return self.info.name or self.asked.site
+        return self.info.name or self.question.site
 
 
 class NodeRegistry:
@@ -379,8 +361,8 @@ class NodeRegistry:
         registrations: registrations of connected sites, by number.
         counts: number of images each site registered with, by number.
         objections: why a site's name was refused to a node, by name.
-        strangers: connected nodes that are no accepted site, by node id, sorted by key.
-        asked: connected nodes that were asked which site they are, by id.
+        asked: connected nodes that were asked which site they are, by id; the first registered
+            first.
         on_registration: called with each site's number and registration, also for late joiners.
     """
 
@@ -399,8 +381,7 @@ class NodeRegistry:
         self.counts = {id: images[n] for id, n in enumerate(self._sites) if n in images}
         self.registrations: dict[int, Registration] = {}
         self.objections: dict[str, str] = {}
-        self.strangers: dict[int, Stranger] = {}
-        self.asked: dict[int, Stranger] = {}
+        self.asked: dict[int, AskedNode] = {}
         self.on_registration: Callable[[int, Registration], None] = lambda id, registration: None
         self.node_of: dict[int, int] = {}
 
@@ -409,64 +390,66 @@ class NodeRegistry:
 
         Does not wait; a node's answer counts whenever it arrives.
         """
-        nodes = {info.node_id: info for info in self._mailbox.grid.get_nodes()}
         oldest = time.monotonic() - self._mailbox.policy.deadline
-        self.asked = {node: asked for node, asked in self.asked.items() if node in nodes}
+        before, self.asked = self.asked, {}
         # A name is the key's that was registered first.
-        for info in sorted(nodes.values(), key=lambda info: (info.registered_at, info.node_id)):
-            before = self.asked.get(info.node_id)
-            # A node keeps its id when it comes back, perhaps mended.
-            came = before is None or before.info.last_activated_at != info.last_activated_at
-            # A message may be lost with a site: who was silent for long is asked anew.
-            lost = before is not None and before.asked.reply is None and before.asked.began < oldest
-            if came or lost:
-                self._ask(info, round)
+        nodes = self._mailbox.grid.get_nodes()
+        for info in sorted(nodes, key=lambda info: (info.registered_at, info.node_id)):
+            node = before.get(info.node_id)
+            if (
+                node is None
+                # A node keeps its id when it comes back, perhaps mended.
+                or node.info.last_activated_at != info.last_activated_at
+                # A message may be lost with a site: who was silent for long is asked anew.
+                or (node.question.reply is None and node.question.began < oldest)
+            ):
+                node = AskedNode(info, self._ask(info, round))
+            self.asked[info.node_id] = node
         while self._mailbox.pull():
             pass
-        self._mailbox.drop_lost()
         self._admit()
-        return {id for id, node in self.node_of.items() if node in nodes}
+        return {id for id, node in self.node_of.items() if node in self.asked}
 
-    def _ask(self, info: NodeInfo, round: int) -> None:
+    def _ask(self, info: NodeInfo, round: int) -> PendingRequest:
         question, node = Payload({"run": self._known.run}).to_records(), info.node_id
         name = f"node {node}" + (f", registered as {info.name!r}" if info.name else "")
         id = next((id for id, number in self.node_of.items() if number == node), NOBODY)
-        sent = self._mailbox.send(question, node, name, id, REGISTER, round)
-        self.strangers.pop(node, None)
-        self.strangers[node] = self.asked[node] = Stranger(info, sent)
+        return self._mailbox.send(question, node, name, id, REGISTER, round)
 
     def _admit(self) -> None:
         """Assigns registered nodes to their sites."""
-        before: set[str] = set()
-        for node, stranger in list(self.strangers.items()):
-            reply = stranger.asked.reply
-            # While the key that was registered first is silent, nobody takes its name.
-            if reply is None or stranger.name in before:
-                before.add(stranger.name)
+        silent: set[str] = set()
+        for node, asked in self.asked.items():
+            if asked.judged:
                 continue
-            del self.strangers[node]
+            reply = asked.question.reply
+            # While the key that was registered first is silent, nobody takes its name.
+            if reply is None or asked.name in silent:
+                silent.add(asked.name)
+                continue
+            asked.judged = True
             if isinstance(reply, Refusal):
                 log.warning("a node cannot take part: %s", reply.reason)
                 continue
             name, registration = reply.fields.get("site", ""), reply.fields.get("registration")
+            objection: str | None
             if registration is None:
-                log.warning("left out: node %d says it is %r but sent no registration", node, name)
-                continue
-            objection = self._name_objection(name, stranger.info)
-            if objection is None:
-                objection = self._objection(self._sites.index(name), registration)
+                objection = "sent no registration"
+            elif (objection := self._name_objection(name, asked.info)) is None:
+                id = self._sites.index(name)
+                objection = self._objection(id, registration)
                 if objection is None:
-                    stranger.asked.client = self._sites.index(name)
-                    self._settle(node, name, registration)
+                    asked.question.client = id
+                    self._settle(node, id, registration)
                     continue
                 # Only now is it the site itself that cannot take part, and nobody in its name.
                 self.objections[name] = f"calls itself {name!r} and {objection}"
-            self.node_of = {id: other for id, other in self.node_of.items() if other != node}
+            self.node_of = {k: other for k, other in self.node_of.items() if other != node}
             log.warning("left out: node %d calls itself %r and %s", node, name[:40], objection)
 
-    def _settle(self, node: int, name: str, registration: Registration) -> None:
+    def _settle(self, node: int, id: int, registration: Registration) -> None:
+        name = self._sites[id]
         log.info("site %s is connected", name)
-        id = self._sites.index(name)
         self.node_of[id] = node
         self.objections.pop(name, None)
         self.registrations[id] = registration
@@ -491,10 +474,7 @@ class NodeRegistry:
             return None
         if not info.name:
             return "its key was registered without a name; register it with `feddg deploy register`"
-        try:
-            key = fingerprint(info.public_key)
-        except ValueError:
-            return "has no key"
+        key = fingerprint(info.public_key)
         owner = self._keys.setdefault(name, key)
         if owner == key:
             return None
@@ -551,10 +531,8 @@ class NodeRegistry:
 
     def names_of(self, ids: Iterable[int]) -> str:
         """Returns the names of sites, each with the reason for its absence, if known."""
-        reasons = {
-            stranger.name: "connected, but it has not registered"
-            for stranger in self.strangers.values()
-        }
+        silent = (asked.name for asked in self.asked.values() if not asked.judged)
+        reasons = dict.fromkeys(silent, "connected, but it has not registered")
         reasons |= {name: f"it {objection}" for name, objection in self.objections.items()}
         names = [self._sites[id] for id in ids]
         return ", ".join(f"{name} ({reasons[name]})" if name in reasons else name for name in names)
@@ -614,7 +592,6 @@ class FlowerTransport:
         self._has_context: set[int] = set()
         self._counted, self._counted_before = dict[int, int](), dict[int, int]()
         self._trained = 0
-        self._waited_for: set[str] = set()
         self._missing: set[int] = set()
 
     @property
@@ -768,8 +745,8 @@ class FlowerTransport:
     def _connected(self, clients: Sequence[int], minimum: int, round: int) -> set[int]:
         """Returns which sites are connected, after waiting for those that may return.
 
-        A site is not waited for twice: one that did not return in time, or a node that does not
-        tell its name, takes part as soon as it is there.
+        A site is not waited for twice: one that did not return in time takes part as soon as it is
+        there.
 
         Args:
             clients: the sites.
@@ -780,21 +757,12 @@ class FlowerTransport:
         while True:
             connected = registry.online(round) & set(clients)
             self._missing -= connected
-            waited = time.monotonic() - began
             # Without any site there is no round, and nobody whom waiting would hold up.
             hoped_for = max(1, len(set(clients) - self._missing))
             enough = len(connected) >= min(minimum, hoped_for)
-            silent = {stranger.name for stranger in registry.strangers.values()} - self._waited_for
-            if waited >= policy.wait or (enough and (not silent or waited >= policy.prompt)):
+            if enough or time.monotonic() - began >= policy.wait:
                 break
             time.sleep(policy.poll)
-        for name in sorted(silent) if enough else ():
-            log.warning(
-                "round %d goes on without %s, which is connected, but has not said who it is "
-                "within %.0f s; it takes part once it has",
-                *(round, name, waited),
-            )
-        self._waited_for |= silent
         if not enough:
             gone = sorted(set(clients) - connected - self._missing)
             self._missing |= set(gone)

@@ -1,7 +1,6 @@
 """The network format: Flower's records, and the schema of every request and reply."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -18,15 +17,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import from_json
 from torch import Tensor
 
-from feddg.errors import ClientError, field_fault
+from feddg.errors import ClientError, schema_faults
 from feddg.federation.transport import Shape
 from feddg.messages import Message, Scalar, Update, Weights, plain_text
+from feddg.settings import OneLine
 
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 REGISTER, STATISTICS, ASK = "query.register", "query.statistics", "query.ask"
@@ -210,28 +209,21 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    """Returns an array as a tensor, after checking its header against its size.
+    """Returns an array as a tensor; nothing is unpickled.
 
     Raises:
-        ValueError: it is not a complete array of a known type.
+        Exception: it is not a complete array of a known type.
     """
     name = "int16" if array.dtype == _BFLOAT16 else array.dtype
     if array.stype != _STYPE or name not in DTYPES:
         shown = plain_text(array.dtype, 40)
         raise ValueError(f"an array's type {shown!r} may not cross, or it is not in numpy's format")
-    stream, dtype, shape = BytesIO(array.data), numpy.dtype(name), tuple(array.shape)
-    try:
-        numpy.lib.format.read_magic(stream)
-        header = numpy.lib.format.read_array_header_1_0(stream)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, OverflowError):
-        raise ValueError("an array's header cannot be read") from None
-    start = stream.tell()
-    # A header is short. Of a longer shape the product, asked for first, would take hours.
-    fits = header == (shape, False, dtype) and min(shape, default=0) >= 0
-    if not fits or math.prod(shape) * dtype.itemsize != len(array.data) - start:
+    stream = BytesIO(array.data)
+    values = numpy.lib.format.read_array(stream, allow_pickle=False)
+    same = values.dtype == numpy.dtype(name) and values.shape == tuple(array.shape)
+    if not same or stream.read(1):
         raise ValueError("an array has another shape, type or size than it says")
-    tensor = torch.from_numpy(numpy.frombuffer(array.data, dtype, offset=start).copy())
-    tensor = tensor.reshape(shape)
+    tensor = torch.from_numpy(values)
     return tensor.view(torch.bfloat16) if array.dtype == _BFLOAT16 else tensor
 
 
@@ -239,33 +231,15 @@ def _tensor(array: Array) -> Tensor:
 # but lists and tables, which cross as JSON.
 
 
-def _one_line(text: str) -> str:
-    if plain_text(text, 100) != text:
-        raise ValueError("must be a short text without control characters")
-    return text
-
-
-def _named(what: str, most: int) -> AfterValidator:
-    """Returns what refuses more names than ``most``, and such as are not plain."""
-
-    def checked(names: Any) -> Any:
-        if len(names) > most:
-            raise ValueError(f"names {len(names)} {what}s, more than {most}")
-        for name in names:
-            if not name.strip():
-                raise ValueError(f"has a {what} without a name")
-            if plain_text(name, LONGEST_LABEL) != name:
-                shown = plain_text(name, 40)
-                raise ValueError(f"has a {what} name that is too long or not plain: {shown!r}")
-        if len(set(names)) < len(names):
-            raise ValueError(f"names a {what} twice")
-        return names
-
-    return AfterValidator(checked)
+def _plain(name: str) -> str:
+    if not name.strip() or plain_text(name, LONGEST_LABEL) != name:
+        raise ValueError("a name is empty, too long or not plain")
+    return name
 
 
 _AsJson = BeforeValidator(lambda text: from_json(text) if isinstance(text, str) else text)
-_Name = Annotated[str, AfterValidator(_one_line)]
+_Name = Annotated[OneLine, Field(max_length=100)]
+_Label = Annotated[str, AfterValidator(_plain)]
 _Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(ge=-1e12, le=1e12)]
@@ -289,12 +263,12 @@ class Registration(_Schema):
         features: names of the columns of a table of features, in order.
     """
 
-    classes: Annotated[dict[str, _Count], _AsJson, _named("class", MOST_CLASSES)]
-    domains: Annotated[dict[str, _Count], _AsJson, _named("domain", MOST_DOMAINS)]
+    classes: Annotated[dict[_Label, _Count], _AsJson, Field(max_length=MOST_CLASSES)]
+    domains: Annotated[dict[_Label, _Count], _AsJson, Field(max_length=MOST_DOMAINS)]
     files: Annotated[dict[_SettingName, _ContentHash], _AsJson] = Field(
         default_factory=dict, max_length=MOST_FILES
     )
-    features: Annotated[list[str], _AsJson, _named("feature", MOST_ENTRIES)] = []
+    features: Annotated[list[_Label], _AsJson, Field(max_length=MOST_ENTRIES)] = []
 
     @model_validator(mode="after")
     def _plausible(self) -> "Registration":
@@ -353,22 +327,20 @@ class Kind(NamedTuple):
     Attributes:
         schema: the schema of a reply.
         parts: parts of a reply that are checked elsewhere.
-        asked: what a request is called in the ledger.
-        answered: what a reply is called there.
+        answered: what a reply is called in the ledger.
     """
 
     schema: type[Reply]
     parts: tuple[str, ...]
-    asked: str
     answered: str
 
 
 KINDS = {
-    REGISTER: Kind(RegistrationReply, (), "register", "register"),
-    STATISTICS: Kind(Reply, ("reply",), "statistics", "statistics"),
-    TRAIN: Kind(UpdateReply, ("weights", "extras"), "train", "update"),
-    ASK: Kind(Reply, ("reply",), "ask", "answer"),
-    EVALUATE: Kind(Reply, ("scores",), "evaluate", "scores"),
+    REGISTER: Kind(RegistrationReply, (), "register"),
+    STATISTICS: Kind(Reply, ("reply",), "statistics"),
+    TRAIN: Kind(UpdateReply, ("weights", "extras"), "update"),
+    ASK: Kind(Reply, ("reply",), "answer"),
+    EVALUATE: Kind(Reply, ("scores",), "scores"),
 }
 
 
@@ -376,8 +348,8 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
     """Returns a checked reply, without fields that are missing or empty.
 
     Raises:
-        ValueError: the reply does not fit its schema; the message gives the reason in one safe
-            line.
+        ClientError: the reply does not fit its schema; the message gives the reason.
+        ValueError: it is no message.
     """
     payload = Payload.from_records(records)
     schema = KINDS[kind].schema
@@ -386,10 +358,8 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
         if message.tensors:
             raise ValueError(f"its part {plain_text(name, 40)!r} holds a tensor")
         payload.fields[name] = message.scalars
-    try:
+    with schema_faults(ClientError, "", schema.model_fields):
         fields = schema.model_validate(payload.fields)
-    except ValidationError as error:
-        raise ValueError(explained(error, schema)) from None
     return Payload({name: value for name, value in fields if value is not None}, payload.parts)
 
 
@@ -412,8 +382,8 @@ class Request(BaseModel):
     run: RunKey
     round: Annotated[int, Field(ge=0)] = 0
     client: Annotated[int, Field(ge=0)] = 0
-    classes: Annotated[list[str], _AsJson, _named("class", MOST_CLASSES)] = []
-    domains: Annotated[list[str], _AsJson, _named("domain", MOST_DOMAINS)] = []
+    classes: Annotated[list[_Label], _AsJson, Field(max_length=MOST_CLASSES)] = []
+    domains: Annotated[list[_Label], _AsJson, Field(max_length=MOST_DOMAINS)] = []
     context: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     question: Annotated[str, Field(max_length=200)] = ""
     counted: Annotated[int, Field(ge=0)] | None = None
@@ -425,12 +395,5 @@ class Request(BaseModel):
         Raises:
             ClientError: the fields are invalid.
         """
-        try:
+        with schema_faults(ClientError, "the coordinator's message: ", cls.model_fields):
             return cls.model_validate(payload.fields)
-        except ValidationError as error:
-            raise ClientError(f"the coordinator's message: {explained(error, cls)}") from None
-
-
-def explained(error: ValidationError, schema: type[BaseModel]) -> str:
-    """Returns the first fault of a message in one safe line."""
-    return plain_text(field_fault(error, schema.model_fields), 300)

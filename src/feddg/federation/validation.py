@@ -96,10 +96,7 @@ class ChangeSizes(RoundHook):
             limit = times * statistics.median(medians)
             beside = f"{times:g} times the median change of the last rounds"
         elif self._times is not None:
-            size = round.scratch[ChangeSizes].get("sent")
-            if size is None:  # the same for every update of the round
-                size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
-                round.scratch[ChangeSizes]["sent"] = size
+            size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
             scale = LARGEST_FIRST_MEAN if update.members else LARGEST_FIRST
             limit, beside = scale * (size + 1), "training can"
         else:
@@ -219,12 +216,8 @@ class MessageChecks(RoundHook):
             state: the server's state from which the client started.
         """
         count, registered = update.examples, self._registered.get(update.client)
-        if not update.members:
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                number = plain_text(count, 40)
-                return f"reports {number} examples; an update needs a whole number of at least 1"
-            if registered is not None and count != registered:
-                return f"reports {count} examples, but registered with {registered}"
+        if not update.members and registered is not None and count != registered:
+            return f"reports {plain_text(count, 40)} examples, but registered with {registered}"
         fault = layout_fault(update.weights, self._weights)
         if fault:
             return fault
@@ -343,11 +336,10 @@ def _named(
 def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
     """Returns how names, shapes or dtypes of weights differ from ``expected``, or None."""
     missing, unknown = expected.keys() - weights.keys(), weights.keys() - expected.keys()
-    if missing or unknown:
-        parts = [f"lack {sorted(missing)[:3]}"] * bool(missing)
-        strange = [plain_text(name, 60) for name in sorted(unknown)[:3]]
-        parts += [f"have the unknown {strange}"] * bool(unknown)
-        return "its weights " + " and ".join(parts)
+    if missing:
+        return f"its weights lack {sorted(missing)[:3]}"
+    if unknown:
+        return f"its weights have the unknown {[plain_text(n, 60) for n in sorted(unknown)[:3]]}"
     for name, tensor in weights.items():
         want = expected[name]
         if tensor.shape != want.shape or tensor.dtype != want.dtype:
