@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -928,6 +929,22 @@ def test_runs_on_two_folders_whose_domains_have_one_name_are_two(tmp_path):
     results = Results.of_rows(rows)
     assert results.columns == ["a, photo", "b, photo"]
     assert "2 runs" in comparison_page(results).tags
+
+
+def test_several_precisions_in_one_column_are_named(folder_maker):
+    rows = [
+        row_of(0.5, method, machine=f"x86_64, {device}, 8 threads")
+        for method, device in (("fedavg", "cpu, float32"), ("pardon", "cuda, bfloat16"))
+    ]
+    assert found_in(Results.of_rows(rows), "several-precisions") == [
+        "Computed in several precisions, as fedavg in float32 / pardon in bfloat16 in ink."
+    ]
+    assert not found_in(Results.of_rows(rows[:1]), "several-precisions")
+    folders = [folder_maker(name, method=name).write() for name in ("fedavg", "pardon")]
+    for folder, precision in zip(folders, ("float32", "bfloat16")):
+        made = {"precision": precision, "device": "cuda"}
+        (folder / "environment.json").write_text(json.dumps(made))
+    assert len(found_in(results_of(folders), "several-precisions")) == 1
 
 
 def test_runs_whose_methods_had_other_tasks_are_warned_about(folder_maker):

@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -619,21 +619,35 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
 
 
 def about_provenance(results: Results) -> Iterator[Diagnostic]:
-    """Warns of columns whose methods have results of a seed on different images, where recorded."""
-    images = grouped(
-        ((results.column(row), row.seed), (row.images_hash, row.method))
-        for row in results.rows
-        if row.images_hash
-    )
-    unlike = {column: grouped(own) for (column, _), own in images.items() if len({*dict(own)}) > 1}
-    if unlike:
+    """Reports columns whose results are of different images or precisions, where recorded."""
+    if unlike := _unlike(results, lambda row: row.images_hash):
         column, methods = next(iter(unlike.items()))
-        named = " / ".join(first_names([*dict.fromkeys(own)], 3) for own in methods.values())
         text = (
-            f"Compared on different images in {counted(len(unlike), 'column')}, as {named} in "
-            f"{column}: part of a difference may come from them."
+            f"Compared on different images in {counted(len(unlike), 'column')}, as "
+            f"{' / '.join(methods.values())} in {column}: part of a difference may come from them."
         )
         yield warning("different-images", text, "Run all of a column on the same images.")
+    if unlike := _unlike(results, lambda row: row.precision):
+        column, methods = next(iter(unlike.items()))
+        apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
+        text = f"Computed in several precisions, as {apart} in {column}."
+        yield note("several-precisions", text)
+
+
+def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
+    """Returns the methods by a recorded value, for columns that have several of a seed."""
+    seeds = grouped(
+        ((results.column(row), row.seed), (of(row), row.method)) for row in results.rows
+    )
+    values = [
+        (column, grouped(pair for pair in dict.fromkeys(pairs) if pair[0]))
+        for (column, _), pairs in seeds.items()
+    ]
+    return {
+        column: {value: first_names(methods, 3) for value, methods in own.items()}
+        for column, own in values
+        if len(own) > 1
+    }
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:

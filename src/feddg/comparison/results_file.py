@@ -53,6 +53,7 @@ _ROUNDED = ("value", "bytes", "seconds")
 WAIT = 60.0
 """Seconds after which another process writing the same file is assumed to hang."""
 HELD_OUT = "held out"
+PRECISIONS = ("float32", "bfloat16")
 
 # What a result was made with: its images and the files that its experiment names, as hashes.
 #
@@ -204,6 +205,13 @@ class ResultRow(BaseModel):
     def images_hash(self) -> str:
         """A hash of its images; empty if none is recorded."""
         return self.hashes.get(_IMAGES, "")
+
+    @property
+    def precision(self) -> str:
+        """The precision it was computed in; empty if it is not recorded."""
+        if self.run is not None:
+            return str(self.run.environment.get("precision") or "")
+        return next((part for part in self.machine.split(", ") if part in PRECISIONS), "")
 
     @property
     def heading(self) -> str:
