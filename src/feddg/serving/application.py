@@ -11,7 +11,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -215,7 +216,7 @@ class Answerer:
 
     def __init__(self, classifier: ImageClassifier, limits: ServeLimits) -> None:
         self._classifier, self._limits = classifier, limits
-        self._free, self._queued = asyncio.Semaphore(limits.at_once), 0
+        self._free, self._taken_in = asyncio.Semaphore(limits.at_once), 0
         decoders = min(MOST_DECODERS, available_cores())
         self._decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -226,21 +227,18 @@ class Answerer:
         Raises:
             HTTPException: the request cannot be used, too many wait, or the model failed.
         """
-        if self._free.locked() and self._queued >= self._limits.waiting:
+        if self._taken_in >= self._limits.at_once + self._limits.waiting:
             raise HTTPException(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "too many requests are waiting; try again later",
                 {"Retry-After": "5"},
             )
-        self._queued += 1
+        self._taken_in += 1
         try:
-            await self._free.acquire()
+            async with self._free:
+                return await self._answers(await read_uploads(request, self._limits))
         finally:
-            self._queued -= 1
-        try:
-            return await self._answers(await read_uploads(request, self._limits))
-        finally:
-            self._free.release()
+            self._taken_in -= 1
 
     def close(self) -> None:
         """Stops the threads."""
@@ -442,12 +440,5 @@ def create_application(
     async def show_page() -> HTMLResponse:
         return HTMLResponse(page)
 
-    @application.get("/page.css", include_in_schema=False)
-    async def style() -> Response:
-        return FileResponse(PAGE / "page.css", media_type="text/css")
-
-    @application.get("/page.js", include_in_schema=False)
-    async def script() -> Response:
-        return FileResponse(PAGE / "page.js", media_type="text/javascript")
-
+    application.mount("/static", StaticFiles(directory=PAGE / "static"))
     return application
