@@ -19,9 +19,6 @@ from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import IMAGENET, grouped
 from feddg.text import templates_of
 
-TAG = "federated-learning"
-"""The tag of our model cards."""
-
 
 def model_card(run: Path | str, about: ModelDescription) -> str:
     """Returns a model card in Markdown, with front matter for Hugging Face.
@@ -82,7 +79,7 @@ def _front_matter(
         license=license or "other",
         library_name={"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),
         pipeline_tag=task,
-        tags=[TAG, "domain-generalization", record.method],
+        tags=["federated-learning", "domain-generalization", record.method],
         datasets=[mirror.name] if mirror else None,
         metrics=["accuracy"] if tested else None,
         model_name=record.name if tested else None,
