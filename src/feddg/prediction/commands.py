@@ -21,7 +21,7 @@ from feddg.options import (
 app = typer.Typer()
 NEEDS = ()
 FUNCTIONS = {
-    "evaluate": "evaluate decide parquet write_image_results write_missing_results",
+    "evaluate": "evaluate decide write_image_results write_missing_results",
     "export": "export_run save_model ensure_card",
     "model": "load_model",
     "model_file": "write_model",
@@ -193,8 +193,7 @@ def evaluate(
 
     of_model = {name: value for name, value in options.items() if name != "personal"}
     if about:
-        decide = measured.decide_run if as_json else measured.decide
-        details = decide(folder, **about, **of_model)
+        details = measured.decide(folder, **about, **of_model)
         if as_json:
             print_json(details.model_dump())
         else:
@@ -207,7 +206,7 @@ def evaluate(
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
     if (about or predictions) and adapt is None and not options["personal"]:
         return
-    result = (measured.evaluate_run if as_json else measured.evaluate)(folder, adapt, **options)
+    result = measured.evaluate(folder, adapt, **options)
     if as_json:
         print_json([score.model_dump() for score in result.scores])
         return
