@@ -51,7 +51,6 @@ from feddg.prediction.model import Trained
 from feddg.prediction.predict import (
     BATCH_SIZE,
     Prediction,
-    check_page,
     predict_batches,
     predictor_of,
 )
@@ -183,13 +182,7 @@ class Recorder(RunClassifier):
         return logits.softmax(1).numpy(), energy(logits).numpy()
 
     def taken(self) -> Outputs:
-        """Returns what was recorded since the last call.
-
-        Raises:
-            DataError: it has seen no image.
-        """
-        if not self._seen:
-            raise DataError("no image can be used")
+        """Returns what was recorded since the last call, of at least one image."""
         logits, maps, agreement = zip(*self._seen)
         self._seen = []
         return Outputs(
@@ -449,11 +442,8 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     calibration = TravelFile.read(run / TRAVEL)
     if calibration is None or calibration.weights != model.weights or not (run / HEADS).is_file():
         return None
-    try:
-        arrays = load_file(run / HEADS)
-        model.familiar = Familiar.of_tensors(arrays)
-    except Exception as error:  # safetensors' own errors have no common base
-        raise RunError(f"{run / HEADS} is damaged: {error}. Delete it.") from None
+    arrays = load_file(run / HEADS)
+    model.familiar = Familiar.of_tensors(arrays)
     model.others = list(zip(arrays["weight"], arrays["bias"])) if "weight" in arrays else []
     return calibration
 
@@ -618,7 +608,6 @@ def travel(
         DataError: there is no image, the labels do not fit, or rows to label share a name.
     """
     path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
-    check_page(html, labels)
     require_run(path)
     if choose and (labels is None or Path(labels).exists()):
         fault = "--choose needs --labels" if labels is None else f"{labels} exists"
