@@ -56,11 +56,10 @@ def predict(
     from feddg.prediction.predict import predict_files
     from feddg.progress import working
 
-    def bad(line: str) -> None:
-        typer.echo(f"unusable: {line}", err=True)
-
     with resumable(), working(quiet) as progress:
-        done = predict_files(run, images, out, progress=progress, on_bad=bad, **options)
+        done = predict_files(run, images, out, progress=progress, **options)
+    for row in done.faults:
+        typer.echo(f"unusable: {row.file}: {row.reason}", err=True)
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")
     what = "images" if done.classifier.description.features is None else "tables"

@@ -4,24 +4,16 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
 from feddg.diagnostics import Diagnostic, silent, warning
-from feddg.errors import (
-    AdaptationError,
-    ExperimentError,
-    FeddgError,
-    RunError,
-    need,
-    schema_faults,
-)
+from feddg.errors import AdaptationError, ExperimentError, FeddgError, RunError, need, schema_faults
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Outputs, Score
 from feddg.federation.federation import build_worker
-from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble, Parts, read
+from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble, Parts
 from feddg.prediction.model import Trained, load_trained
 from feddg.readers import with_page
 from feddg.records import AdaptationRow, Details
@@ -30,7 +22,7 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
-from feddg.settings import OF_DECISION, EvaluateSettings, grouped
+from feddg.settings import OF_DECISION, EvaluateSettings
 from feddg.storage import file_faults, is_file, replace_file
 
 FILE = "predictions.parquet"
@@ -62,7 +54,7 @@ def evaluate_run(
 ) -> Adaptations:
     """Evaluates a run's model on every split and domain with test-time adaptations.
 
-    Results in the folder for the same round and batch size are not computed again.
+    They replace those in the folder of the same adaptation, round and batch size.
 
     Args:
         folder: the run's folder, with at least one completed round.
@@ -80,34 +72,27 @@ def evaluate_run(
         RunError: the folder has no model, or none by that rule, or the images have changed since
             the run.
     """
-    wanted = list(ADAPTATIONS if adaptations is None else adaptations)
-    for spelling in wanted:
-        read(spelling)
     path, trained, cache = _opened(folder, which, device, cache)
     if personal:
         trained.predictor(ClientEnsemble.name)  # refuses clients that keep no normalisation
-    key = (trained.round, batch_size, trained.which)
-    earlier = (row for row in read_adapted(path) if row.key[1:] == key)
-    measured = grouped((row.adaptation, row) for row in earlier)
+    asked: list[str] = []
     refused: dict[str, str] = {}
-    for spelling in wanted:
+    for spelling in dict.fromkeys(ADAPTATIONS if adaptations is None else adaptations):
         try:
             trained.predictor(spelling)
+            asked.append(spelling)
         except AdaptationError as error:
             if adaptations is not None:
                 raise
             refused[spelling] = str(error)
-    asked = [*(name for name in wanted if name not in refused), *([OWN] if personal else [])]
-    missing = [name for name in asked if name not in measured]
-    if missing:
-        evaluation, _ = _evaluation(path, trained, batch_size, cache)
-    for name in missing:
+    evaluation, _ = _evaluation(path, trained, batch_size, cache)
+    measured: list[AdaptationRow] = []
+    for name in [*asked, *([OWN] if personal else [])]:
         scores: Iterable[tuple[int | None, Score]] = (
             _personal_scores(path, trained, evaluation)
             if name == OWN
             else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
-        measured[name] = []
         for client, score in scores:
             if not math.isfinite(score.loss):
                 raise RunError(NOT_FINITE.format(f"images of {score.domain}"))
@@ -122,12 +107,12 @@ def evaluate_run(
                 examples=score.examples,
                 client=client,
             )
-            measured[name].append(row)
-    new = {(name, *key) for name in measured}
-    others = [row for row in read_adapted(path) if row.key not in new]  # some may have come since
+            measured.append(row)
+    new = {row.key for row in measured}
+    others = [row for row in read_adapted(path) if row.key not in new]
     with RunFolder(path) as open_folder:
-        open_folder.replace_rows(ADAPTED, [*others, *chain.from_iterable(measured.values())])
-    return Adaptations([row for name in asked for row in measured[name]], refused)
+        open_folder.replace_rows(ADAPTED, [*others, *measured])
+    return Adaptations(measured, refused)
 
 
 def decide_run(

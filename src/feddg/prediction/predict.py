@@ -5,7 +5,7 @@ import heapq
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +28,7 @@ from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
 from feddg.diagnostics import Progress, emit, silent, warn
 from feddg.errors import DataError, MissingPackage, RunError, nearest
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    count_files,
-    image_files,
-    load_classifier,
-)
+from feddg.prediction.classifier import ImageClassifier, count_files, image_files, load_classifier
 from feddg.prediction.model_file import ModelDescription
 from feddg.readers import function
 from feddg.records import Details, as_cell
@@ -412,7 +407,6 @@ def predict_files(
     batch_size: int = BATCH_SIZE,
     strict: bool = False,
     progress: Progress = silent,
-    on_bad: Callable[[str], None] = lambda line: None,
 ) -> PredictedFiles:
     """Writes a table with a row per file: name, label, confidence, energy, score, reason.
 
@@ -437,7 +431,6 @@ def predict_files(
         batch_size: files per forward pass.
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
-        on_bad: called with one line for each row without a label.
 
     Raises:
         RunError: the folder has no model, the table cannot be written or is being written by
@@ -470,9 +463,6 @@ def predict_files(
     def lines(done: int) -> Iterator[bytes]:
         for batch in predict_batches(predictor, islice(image_files(images), done, None)):
             for file, found in batch:
-                for one in found:
-                    if one.reason is not None:
-                        on_bad(f"{one.file}: {one.reason}")
                 yield _line([_written(file), [*map(row, found)], stamp(file)])
             done += len(batch)
             progress("predicting images", done, total)

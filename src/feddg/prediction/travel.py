@@ -20,12 +20,7 @@ from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE
 from feddg.federation.federation import build
 from feddg.models.network import Network
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    RunClassifier,
-    count_files,
-    image_files,
-)
+from feddg.prediction.classifier import ImageClassifier, RunClassifier, count_files, image_files
 from feddg.prediction.estimators import (
     ESTIMATORS,
     LEAST_OF_A_FOLDER,
@@ -48,12 +43,7 @@ from feddg.prediction.estimators import (
     with_labels,
 )
 from feddg.prediction.model import Trained
-from feddg.prediction.predict import (
-    BATCH_SIZE,
-    Prediction,
-    predict_batches,
-    predictor_of,
-)
+from feddg.prediction.predict import BATCH_SIZE, Prediction, predict_batches, predictor_of
 from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
 from feddg.runs.calibration import (
