@@ -120,38 +120,17 @@ def _log_sum(logits: numpy.ndarray) -> numpy.ndarray:
 # Estimates of accuracy, each from the reference and what the model makes of unlabelled images.
 
 
-class Estimator(NamedTuple):
-    """One way to estimate accuracy without labels.
-
-    Attributes:
-        title: its name.
-        source: the paper it is from.
-    """
-
-    title: str
-    source: str
-
-
-ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "confidence": Estimator("mean confidence, temperature fitted", "Guo et al. 2017"),
-    "atc": Estimator("ATC", "Garg et al. 2022"),
-    "doc": Estimator("DoC", "Guillory et al. 2021"),
-    "agreement": Estimator("agreement of models without a site", "Jiang et al. 2022"),
-}
-"""The estimates whose mean is calibrated on sites."""
-
-
 def _estimates(reference: Reference, outputs: Outputs) -> dict[str, float]:
-    """Returns the estimate of each estimator that has its inputs, in [0, 1]."""
+    """Returns the estimate of each estimator that has its inputs, in [0, 1]: their mean counts."""
     confidence = outputs.confidence(reference.temperature)
     mean = float(confidence.mean())
     found = {
-        "confidence": mean,
-        "atc": float((confidence >= reference.confidence_threshold).mean()),
-        "doc": reference.accuracy + mean - reference.confidence,
+        "confidence": mean,  # with a fitted temperature: Guo et al. 2017
+        "atc": float((confidence >= reference.confidence_threshold).mean()),  # Garg et al. 2022
+        "doc": reference.accuracy + mean - reference.confidence,  # Guillory et al. 2021
     }
     if outputs.agreement is not None and reference.agreement is not None:
-        agreement = float(outputs.agreement.mean())
+        agreement = float(outputs.agreement.mean())  # Jiang et al. 2022
         found["agreement"] = reference.accuracy + agreement - reference.agreement
     return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
 

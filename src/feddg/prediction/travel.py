@@ -22,7 +22,6 @@ from feddg.federation.federation import build
 from feddg.models.network import Network
 from feddg.prediction.classifier import ImageClassifier, RunClassifier, count_files, image_files
 from feddg.prediction.estimators import (
-    ESTIMATORS,
     LEAST_OF_A_FOLDER,
     REACH,
     Familiar,
@@ -111,7 +110,7 @@ class TravelFile(JsonFile):
     def comparable(self, signals: Signals) -> tuple[float, list[float]]:
         """Returns the mean estimate at a new site and at the others, from those that all have."""
         known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
-        names = [name for name in ESTIMATORS if all(name in estimates for estimates in known)]
+        names = [name for name in signals.estimates if all(name in one for one in known)]
         at, *sites = (combined(estimates, names) for estimates in known)
         return at, sites
 
