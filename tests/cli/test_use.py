@@ -58,7 +58,7 @@ ENDS = {
     "serve: no run": (["serve", "empty"], "holds no run"),
     "serve: models of their own": (["serve", "{local}"], "model of its own"),
     "serve: no such rule": (["serve", "{run}", "--which", "bset"], "'bset'"),
-    "serve: limits": (["serve", "{run}", "--at-once", "0"], "--at-once"),
+    "serve: limits": (["serve", "{run}", "--at-once", "0"], "at_once"),
 }
 
 

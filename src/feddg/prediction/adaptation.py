@@ -29,7 +29,6 @@ from feddg.models.network import Network
 from feddg.models.normalization import (
     Adapted,
     BatchInstanceNorm2d,
-    Moments,
     Rule,
     Stored,
     adapter_of,
@@ -218,12 +217,8 @@ class Fixed(Predictor):
 
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that mixes in ``alpha`` of the image's own moments."""
-        alpha = self.settings.alpha
-
-        def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
-            return torch.full((image.mean.shape[0],), alpha, device=image.mean.device)
-
-        return interpolated(self.model, share)
+        alpha = torch.full((images.shape[0],), self.settings.alpha, device=images.device)
+        return interpolated(self.model, lambda *_: alpha)
 
 
 @register_adaptation
@@ -251,11 +246,7 @@ class Random(Predictor):
             torch.rand(layers, generator=stream(seed, "random alpha", place)) for place in places
         ]
         alpha = torch.stack(draws).to(images.device)
-
-        def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
-            return alpha[:, number]
-
-        return interpolated(self.model, share)
+        return interpolated(self.model, lambda number, *_: alpha[:, number])
 
 
 @register_adaptation

@@ -64,9 +64,7 @@ def predict(
         typer.echo(f"continued: {done.continued} images were done before")
     what = "images" if done.classifier.description.features is None else "tables"
     typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
-    if done.unlike is None:
-        typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
-    else:
+    if done.unlike is not None:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if (run / "experiment.yaml").is_file():  # a shared model has no images to compare with
         named = images if len(images) < 4 else [*images[:3], "..."]
