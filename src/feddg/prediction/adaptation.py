@@ -164,25 +164,15 @@ def adapt(model: nn.Module, spelling: str, parts: Parts | None = None) -> Predic
     Raises:
         AdaptationError: the name or a setting is unknown, or the model lacks a part that is needed.
     """
-    kind, settings = read(spelling)
+    name, _, rest = spelling.partition(":")
+    kind = ADAPTATIONS.find(name)
+    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
+    fields: dict[str, Any] = {key: value for key, _, value in pairs}
+    with schema_faults(AdaptationError, f"adaptation {spelling!r}: ", kind.Settings.model_fields):
+        settings = kind.Settings(**fields)
     predictor = kind(model, settings, parts or Parts()).eval()
     predictor.reset()
     return predictor
-
-
-def read(spelling: str) -> tuple[type[Predictor], Any]:
-    """Returns the adaptation that ``spelling`` names, and its settings.
-
-    Raises:
-        AdaptationError: the name or a setting is unknown.
-    """
-    name, _, rest = spelling.partition(":")
-    name = name.strip().lower()
-    kind = ADAPTATIONS.find(name)
-    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
-    fields: dict[str, Any] = {key.strip(): value.strip() for key, _, value in pairs}
-    with schema_faults(AdaptationError, f"adaptation {spelling!r}: ", kind.Settings.model_fields):
-        return kind, kind.Settings(**fields)
 
 
 @register_adaptation

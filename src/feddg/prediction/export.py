@@ -100,7 +100,7 @@ def export_run(
     ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of the metadata is not included.
     Before the file is moved to its place, its predictions for random and real images are checked:
     labels must equal the run's, probabilities may differ by 1e-4. ``safetensors`` contains only the
-    network's weights, compared bit for bit.
+    network's weights.
 
     Args:
         run: the run folder.
