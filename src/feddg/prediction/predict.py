@@ -317,7 +317,7 @@ def row_of(
     """Returns a prediction's values by column; None for missing ones."""
     words = {True: "yes", False: "no", None: None}
     shares = dict(zip(class_names, found.probabilities))
-    row = {
+    row: dict[str, object] = {
         "file": found.file,
         "label": found.label,
         "confidence": rounded(found.confidence),
