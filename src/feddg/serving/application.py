@@ -132,6 +132,11 @@ class _InMemory(MultiPartParser):
 
     spool_max_size = 2**62
 
+    def close(self) -> None:
+        """Frees what was received, complete or not."""
+        for file in self._files_to_close_on_error:
+            file.close()
+
 
 async def read_uploads(request: Request, limits: ServeLimits) -> list[ImageBytes]:
     """Returns the files of a request.
@@ -157,6 +162,8 @@ async def read_uploads(request: Request, limits: ServeLimits) -> list[ImageBytes
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"{error.message} {HOW}") from None
     except (ClientDisconnect, ValueError, KeyError):
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"the request is damaged; {HOW}") from None
+    finally:
+        parser.close()
     if not images:
         raise HTTPException(HTTPStatus.BAD_REQUEST, f"there is no file in the request; {HOW}")
     return images
