@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import collected, emit, logged_once
-from feddg.errors import ExperimentError, RunError, WorkerLost
+from feddg.errors import ExperimentError, RunError, WorkerLost, need
 from feddg.readers import find, function
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(
     cached = cache_folder(cache)
     others = joined(cached, workers)
     if predictions:
-        function("parquet")("leave out predictions")
+        need("parquet", "Parquet", otherwise="leave out predictions")
     asked = with_names_of_domains(load_experiment(experiment, fields))
     device, number = placed(asked.device, others.size if others else workers)
     chosen = with_weights_at_hand(asked.model_copy(update={"device": device}))
@@ -251,7 +251,7 @@ def compare(
             f"--results {files[0]}: the comparison writes its own numbers there; name another file"
         )
     if predictions:
-        function("parquet")("leave out predictions")
+        need("parquet", "Parquet", otherwise="leave out predictions")
     watcher = watcher or notebook_watcher() or Watcher()
     if jobs is None:
         cells = expand_plan(whole) if launcher == "local" else []

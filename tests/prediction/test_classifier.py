@@ -187,7 +187,7 @@ def test_an_exported_file_labels_as_its_run_does(deep_run, tmp_path):
     shares = [numpy.array([row.probabilities for row in rows]) for rows in (own, found)]
     assert numpy.abs(shares[0] - shares[1]).max() < 1e-4
     for asked in ({"device": "cuda"}, {"precision": "half"}):
-        with pytest.raises(RunError, match="computes on the CPU in float32"):
+        with pytest.raises(RunError, match="for the CPU in float32"):
             load_classifier(file, **asked)
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     with pytest.raises(RunError, match="cannot be read as ONNX"):

@@ -27,7 +27,7 @@ from feddg.prediction.evaluate import (
 from feddg.prediction.model import load_trained
 from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import load_images
-from feddg.runs.reading import OWN, read_run
+from feddg.runs.reading import OWN, read_adapted, read_run
 from run_folders import accuracy_rows
 from trained_runs import SETTINGS, SHORT
 
@@ -64,12 +64,13 @@ def test_the_adapter_is_what_the_run_itself_was_measured_by(adaptive, cache):
         assert score.accuracy == table.where(split=score.split).values()[score.domain]
 
 
-def test_what_is_known_is_not_measured_again(adaptive, cache, monkeypatch):
+def test_what_is_measured_again_replaces_what_was_there(adaptive, cache):
     first = evaluate_run(adaptive, ["global", "fixed:alpha=0.2"], cache=cache)
-    monkeypatch.setattr("feddg.prediction.evaluate.load_images", None)
-    assert evaluate_run(adaptive, ["global", "fixed:alpha=0.2"], cache=cache) == first
-    with pytest.raises(TypeError):
-        evaluate_run(adaptive, ["global"], batch_size=63, cache=cache)
+    kept = read_adapted(adaptive)
+    assert evaluate_run(adaptive, ["fixed:alpha=0.2"], cache=cache).scores == first.scores[4:]
+    assert sorted(map(str, read_adapted(adaptive))) == sorted(map(str, kept))
+    evaluate_run(adaptive, ["global"], batch_size=63, cache=cache)
+    assert len(read_adapted(adaptive)) == len(kept) + 4
 
 
 def test_each_clients_domain_is_measured_under_its_own_statistics(adaptive, cache):

@@ -219,8 +219,8 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
     save_model(run, tmp_path / "model")
     save_model(run, tmp_path / "model")
     (tmp_path / "model" / "README.md").write_text("a page of my own")
-    with pytest.raises(RunError, match="is not a model card"):
-        save_model(run, tmp_path / "model")
+    save_model(run, tmp_path / "model")
+    assert (tmp_path / "model" / "README.former.md").read_text() == "a page of my own"
     with pytest.raises(AdaptationError, match="pass --adapt when you use it"):
         save_model(run, tmp_path / "other", adapt="iabn")
 
@@ -236,11 +236,10 @@ def test_a_folder_is_no_run(run_of, tmp_path):
     for act in (
         lambda: evaluate(tmp_path / "model"),
         lambda: export_run(tmp_path / "model", tmp_path / "m.safetensors", "safetensors"),
+        lambda: save_model(tmp_path / "model", tmp_path / "again"),
     ):
         with pytest.raises(RunError, match="holds no run"):
             act()
-    with pytest.raises(RunError, match="a folder of `feddg export --hub` already"):
-        save_model(tmp_path / "model", tmp_path / "again")
     with pytest.raises(RunError, match="There is no run folder"):
         save_model("hf:owner/name", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

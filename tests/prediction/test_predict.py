@@ -283,11 +283,10 @@ def test_a_meaningless_model_is_announced_and_strictly_refused(meaningless, tmp_
 
 def test_control_codes_of_names_reach_neither_table_nor_terminal(finished, images, tmp_path):
     (images / "\x1b[2Ja\r\u202eb\x9b.jpg").write_text("no image")
-    bad: list[str] = []
-    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8, on_bad=bad.append)
+    (bad,) = predict_files(finished, [images], tmp_path / "x.csv", batch_size=8).faults
     (row,) = [row for row in read_csv(tmp_path / "x.csv") if row["reason"]]
     assert row["file"] == rf"{images}/\x1b[2Ja\r\u202eb\x9b.jpg"
-    assert bad == [f"{row['file']}: {row['reason']}"]
+    assert (bad.file, bad.reason) == (row["file"], row["reason"])
 
 
 def test_links_are_followed_as_in_training(images, tmp_path):

@@ -62,7 +62,7 @@ def test_a_folder_of_another_program_is_refused(folder: Path, text: str) -> None
 
 def test_a_newer_version_is_named(folder: Path) -> None:
     change(folder, lambda fields: fields.update(feddg_model=2, something={"new": 1}))
-    refused(folder, r"newer version of feddg \(schema 2; this one reads 1\): pip install -U feddg")
+    refused(folder, "newer version of feddg: pip install -U feddg")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_newer_version_is_named(folder: Path) -> None:
         (lambda f: f["network"]["model"].update(layers=3), "model.layers"),
         (lambda f: f["network"]["method"].update(name="os.system"), "unknown method"),
         (lambda f: f["network"]["method"].update(settings={"x": 1}), "x"),
-        (lambda f: f["about"]["class_names"].pop(), r"'classifier.bias' is \[10\]"),
+        (lambda f: f["about"]["class_names"].pop(), r"size mismatch for classifier\.weight"),
     ],
 )
 def test_settings_that_are_none_are_named(folder: Path, update, words: str) -> None:
@@ -112,13 +112,11 @@ def test_weights_that_do_not_fit_are_refused(folder: Path) -> None:
     weights = load_file(folder / WEIGHTS)
     name = "classifier.weight"
     replace_weights(folder, weights | {name: weights[name][:, :3].contiguous()})
-    refused(folder, rf"'{name}' is \[10, 3\] torch.float32 not \[10, 128\] torch.float32")
-    replace_weights(folder, weights | {name: weights[name].double()})
-    refused(folder, "torch.float64 not")
+    refused(folder, rf"does not fit .*size mismatch for {name}: .*\[10, 3\].*\[10, 128\]")
     replace_weights(folder, weights | {"more": torch.zeros(1)})
-    refused(folder, "'more' is not in config.json")
+    refused(folder, 'does not fit .*Unexpected.*"more"')
     replace_weights(folder, {key: value for key, value in weights.items() if key != name})
-    refused(folder, f"'{name}' is not in model.safetensors")
+    refused(folder, f'does not fit .*Missing.*"{name}"')
 
 
 @pytest.mark.parametrize("value", [*NOT_FINITE, -1.0])

@@ -16,7 +16,7 @@ from feddg.serving.server import CONNECTIONS_BEYOND, ServeLimits
 from hostile_uploads import CONTENT_TYPE, multipart, png
 from served_models import serving
 
-FEW = ServeLimits(at_once=1, waiting=0)
+FEW = ServeLimits(at_once=1, waiting=0, seconds=5)
 STALLED = FEW.at_once + FEW.waiting + CONNECTIONS_BEYOND + 10
 """Connections that the attacker opens: more than the server has places."""
 LONGEST = 30.0
@@ -32,22 +32,21 @@ def server(finished, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("begun", "at_once"),
+    "begun",
     [
-        pytest.param("", True, id="nothing"),
-        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD[:40]}", True, id="half the headers"),
-        pytest.param(f"POST /predict HTTP/1.1\r\n{HEAD}", False, id="a body that does not come"),
-        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD}", False, id="a body that nobody reads"),
+        pytest.param("", id="nothing"),
+        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD[:40]}", id="half the headers"),
+        pytest.param(f"POST /predict HTTP/1.1\r\n{HEAD}", id="a body that does not come"),
+        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD}", id="a body that nobody reads"),
     ],
 )
-def test_connections_that_send_a_byte_now_and_then_lock_nobody_out(server, begun, at_once):
+def test_connections_that_send_a_byte_now_and_then_lock_nobody_out(server, begun):
     address = ("127.0.0.1", server.base_url.port)
     with ExitStack() as opened:
         attack = []
         for _ in range(STALLED):
             attack.append(opened.enter_context(socket.create_connection(address, timeout=10)))
-            with suppress(OSError):  # it made room for the next
-                attack[-1].sendall(begun.encode())
+            attack[-1].sendall(begun.encode())
 
         def status():
             for one in attack:
@@ -55,23 +54,19 @@ def test_connections_that_send_a_byte_now_and_then_lock_nobody_out(server, begun
                     one.send(b"x")
             return httpx.get(f"{server.base_url}/health").status_code
 
-        if at_once:
-            assert status() == 200  # those that keep their headers made room
         until = time.monotonic() + LONGEST
         while (found := status()) != 200 and time.monotonic() < until:
             time.sleep(0.1)
         assert found == 200
 
 
-def test_a_body_may_take_longer_than_its_first_part(server):
+def test_a_body_may_take_longer_than_the_headers(server):
     body = multipart(("a.png", png(256)))
-    first = connections.FIRST_BYTES + 1000
-    assert len(body) > first
 
     def slowly():
-        yield body[:first]
+        yield body[:1000]
         time.sleep(2 * connections.SECONDS)
-        yield body[first:]
+        yield body[1000:]
 
     headers = {"content-type": CONTENT_TYPE, "content-length": str(len(body))}
     assert server.post("/predict", content=slowly(), headers=headers).status_code == 200

@@ -244,7 +244,8 @@ class Evaluation:
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""
-        if sees_batches(predictor):
+        # What other tasks predict is large: one part at a time.
+        if sees_batches(predictor) or not self.task.has_classes:
             for _, _, rows in self.parts():
                 if keeps_state(predictor):
                     predictor.reset()  # type: ignore[operator]
@@ -258,19 +259,13 @@ class Evaluation:
         On an accelerator, where small batches cost as much as large ones, those of all parts.
         """
         parts = [rows for _, _, rows in self.parts()]
-        # What other tasks predict is large.
         across = parts and self.device.type != "cpu" and self.task.has_classes
         return [numpy.concatenate(parts)] if across else parts
 
     def by_part(self, outputs: Iterator[Tensor]) -> Iterator[Tensor]:
         """Yields the outputs of each part, from those of all rows in their order."""
-        rest: list[Tensor] = []
-        for _, _, rows in self.parts():
-            while (missing := len(rows) - sum(map(len, rest))) > 0:
-                rest.append(next(outputs))
-            whole = rest[0] if len(rest) == 1 else torch.cat(rest)
-            yield whole[: len(rows)]
-            rest = [whole[len(rows) :]] if missing else []
+        sizes = [len(rows) for _, _, rows in self.parts()]
+        yield from torch.cat(list(outputs)).split(sizes) if sizes else ()
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its number of images per class."""

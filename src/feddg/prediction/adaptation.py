@@ -29,7 +29,6 @@ from feddg.models.network import Network
 from feddg.models.normalization import (
     Adapted,
     BatchInstanceNorm2d,
-    Moments,
     Rule,
     Stored,
     adapter_of,
@@ -165,25 +164,15 @@ def adapt(model: nn.Module, spelling: str, parts: Parts | None = None) -> Predic
     Raises:
         AdaptationError: the name or a setting is unknown, or the model lacks a part that is needed.
     """
-    kind, settings = read(spelling)
+    name, _, rest = spelling.partition(":")
+    kind = ADAPTATIONS.find(name)
+    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
+    fields: dict[str, Any] = {key: value for key, _, value in pairs}
+    with schema_faults(AdaptationError, f"adaptation {spelling!r}: ", kind.Settings.model_fields):
+        settings = kind.Settings(**fields)
     predictor = kind(model, settings, parts or Parts()).eval()
     predictor.reset()
     return predictor
-
-
-def read(spelling: str) -> tuple[type[Predictor], Any]:
-    """Returns the adaptation that ``spelling`` names, and its settings.
-
-    Raises:
-        AdaptationError: the name or a setting is unknown.
-    """
-    name, _, rest = spelling.partition(":")
-    name = name.strip().lower()
-    kind = ADAPTATIONS.find(name)
-    pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
-    fields: dict[str, Any] = {key.strip(): value.strip() for key, _, value in pairs}
-    with schema_faults(AdaptationError, f"adaptation {spelling!r}: ", kind.Settings.model_fields):
-        return kind, kind.Settings(**fields)
 
 
 @register_adaptation
@@ -218,12 +207,8 @@ class Fixed(Predictor):
 
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that mixes in ``alpha`` of the image's own moments."""
-        alpha = self.settings.alpha
-
-        def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
-            return torch.full((image.mean.shape[0],), alpha, device=image.mean.device)
-
-        return interpolated(self.model, share)
+        alpha = torch.full((images.shape[0],), self.settings.alpha, device=images.device)
+        return interpolated(self.model, lambda *_: alpha)
 
 
 @register_adaptation
@@ -251,11 +236,7 @@ class Random(Predictor):
             torch.rand(layers, generator=stream(seed, "random alpha", place)) for place in places
         ]
         alpha = torch.stack(draws).to(images.device)
-
-        def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
-            return alpha[:, number]
-
-        return interpolated(self.model, share)
+        return interpolated(self.model, lambda number, *_: alpha[:, number])
 
 
 @register_adaptation

@@ -1,11 +1,9 @@
 """Model cards: what a model was trained on, how good it is, and what it is for."""
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCardData
-from jinja2 import Template
 
 from feddg.data.data_set import DATA_SETS
 from feddg.models.backbones import timm_name
@@ -18,9 +16,6 @@ from feddg.runs.reading import LedgerRecord, Run, read_run
 from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import IMAGENET, grouped
 from feddg.text import templates_of
-
-TAG = "federated-learning"
-"""The tag of our model cards."""
 
 
 def model_card(run: Path | str, about: ModelDescription) -> str:
@@ -48,7 +43,9 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
     classes = [sum(counts) for counts in zip(*(client.classes for client in rows))]
     details, plain = record.details, about.adaptation in (None, OWN_WAY)
     own = is_same_model(details, about.model, about.round)
-    return _template().render(
+    templates = templates_of("feddg.prediction")
+    templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
+    return templates.get_template("model_card.md.j2").render(
         record=record,
         about=about,
         front_matter=_front_matter(record, about, tested, license),
@@ -82,7 +79,7 @@ def _front_matter(
         license=license or "other",
         library_name={"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),
         pipeline_tag=task,
-        tags=[TAG, "domain-generalization", record.method],
+        tags=["federated-learning", "domain-generalization", record.method],
         datasets=[mirror.name] if mirror else None,
         metrics=["accuracy"] if tested else None,
         model_name=record.name if tested else None,
@@ -120,13 +117,6 @@ def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:
 def _cell(text: str) -> str:
     """Returns text escaped for a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
-
-
-@cache
-def _template() -> Template:
-    templates = templates_of("feddg.prediction")
-    templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
-    return templates.get_template("model_card.md.j2")
 
 
 def weights_license(backbone: str) -> str | None:

@@ -194,12 +194,12 @@ def load_classifier(
     """
     if Path(path).suffix.lower() != ".onnx":
         return RunClassifier(path, adapt, device, which, precision)
-    if device not in ("auto", "cpu") or precision not in ("auto", "float32"):
+    plain = device in ("auto", "cpu") and precision in ("auto", "float32")
+    if not plain or adapt is not None or which is not None:
         raise RunError(
-            f"{path} computes on the CPU in float32; --device and --precision are for run folders"
+            f"{path} holds one model as it is, for the CPU in float32; --adapt, --which, --device "
+            "and --precision are for run folders"
         )
-    if adapt is not None or which is not None:
-        raise RunError(f"{path} holds one model as it is; --adapt and --which are for run folders")
     return OnnxClassifier(Path(path))
 
 

@@ -21,7 +21,7 @@ from feddg.options import (
 app = typer.Typer()
 NEEDS = ()
 FUNCTIONS = {
-    "evaluate": "evaluate decide parquet write_image_results write_missing_results",
+    "evaluate": "evaluate decide write_image_results write_missing_results",
     "export": "export_run save_model ensure_card",
     "model": "load_model",
     "model_file": "write_model",
@@ -56,18 +56,15 @@ def predict(
     from feddg.prediction.predict import predict_files
     from feddg.progress import working
 
-    def bad(line: str) -> None:
-        typer.echo(f"unusable: {line}", err=True)
-
     with resumable(), working(quiet) as progress:
-        done = predict_files(run, images, out, progress=progress, on_bad=bad, **options)
+        done = predict_files(run, images, out, progress=progress, **options)
+    for row in done.faults:
+        typer.echo(f"unusable: {row.file}: {row.reason}", err=True)
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")
     what = "images" if done.classifier.description.features is None else "tables"
     typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
-    if done.unlike is None:
-        typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
-    else:
+    if done.unlike is not None:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if (run / "experiment.yaml").is_file():  # a shared model has no images to compare with
         named = images if len(images) < 4 else [*images[:3], "..."]
@@ -193,8 +190,7 @@ def evaluate(
 
     of_model = {name: value for name, value in options.items() if name != "personal"}
     if about:
-        decide = measured.decide_run if as_json else measured.decide
-        details = decide(folder, **about, **of_model)
+        details = measured.decide(folder, **about, **of_model)
         if as_json:
             print_json(details.model_dump())
         else:
@@ -207,7 +203,7 @@ def evaluate(
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
     if (about or predictions) and adapt is None and not options["personal"]:
         return
-    result = (measured.evaluate_run if as_json else measured.evaluate)(folder, adapt, **options)
+    result = measured.evaluate(folder, adapt, **options)
     if as_json:
         print_json([score.model_dump() for score in result.scores])
         return

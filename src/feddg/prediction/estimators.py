@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy
 import torch
+from scipy.special import expit, logit, logsumexp, softmax
 from torch import Tensor
 
 from feddg.models.closed_form import extended, solved
@@ -49,13 +50,11 @@ class Outputs:
 
     @property
     def energy(self) -> numpy.ndarray:
-        """The free energy of each, ``(n,)``: see :func:`feddg.evaluation.accuracy.energy`."""
-        return -_log_sum(self.logits)
+        """The free energy of each, ``(n,)``: see :func:`feddg.runs.energy.energy`."""
+        return -logsumexp(self.logits, axis=1)
 
     def confidence(self, temperature: float) -> numpy.ndarray:
         """Returns the largest probability of each, ``(n,)``."""
-        from scipy.special import softmax
-
         return softmax(self.logits / temperature, axis=1).max(1)
 
 
@@ -106,52 +105,25 @@ def fitted_temperature(logits: numpy.ndarray, labels: numpy.ndarray) -> float:
 
     def loss(logarithm: float) -> float:
         scaled = logits / math.exp(logarithm)
-        return float((_log_sum(scaled) - scaled[rows, labels]).mean())
+        return float((logsumexp(scaled, axis=1) - scaled[rows, labels]).mean())
 
     return math.exp(minimize_scalar(loss, bounds=(-7, 7), method="bounded").x)
-
-
-def _log_sum(logits: numpy.ndarray) -> numpy.ndarray:
-    from scipy.special import logsumexp
-
-    return logsumexp(logits, axis=1)
 
 
 # Estimates of accuracy, each from the reference and what the model makes of unlabelled images.
 
 
-class Estimator(NamedTuple):
-    """One way to estimate accuracy without labels.
-
-    Attributes:
-        title: its name.
-        source: the paper it is from.
-    """
-
-    title: str
-    source: str
-
-
-ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "confidence": Estimator("mean confidence, temperature fitted", "Guo et al. 2017"),
-    "atc": Estimator("ATC", "Garg et al. 2022"),
-    "doc": Estimator("DoC", "Guillory et al. 2021"),
-    "agreement": Estimator("agreement of models without a site", "Jiang et al. 2022"),
-}
-"""The estimates whose mean is calibrated on sites."""
-
-
 def _estimates(reference: Reference, outputs: Outputs) -> dict[str, float]:
-    """Returns the estimate of each estimator that has its inputs, in [0, 1]."""
+    """Returns the estimate of each estimator that has its inputs, in [0, 1]: their mean counts."""
     confidence = outputs.confidence(reference.temperature)
     mean = float(confidence.mean())
     found = {
-        "confidence": mean,
-        "atc": float((confidence >= reference.confidence_threshold).mean()),
-        "doc": reference.accuracy + mean - reference.confidence,
+        "confidence": mean,  # with a fitted temperature: Guo et al. 2017
+        "atc": float((confidence >= reference.confidence_threshold).mean()),  # Garg et al. 2022
+        "doc": reference.accuracy + mean - reference.confidence,  # Guillory et al. 2021
     }
     if outputs.agreement is not None and reference.agreement is not None:
-        agreement = float(outputs.agreement.mean())
+        agreement = float(outputs.agreement.mean())  # Jiang et al. 2022
         found["agreement"] = reference.accuracy + agreement - reference.agreement
     return {name: min(1.0, max(0.0, value)) for name, value in found.items()}
 
@@ -478,7 +450,6 @@ def right_chances(confidence: numpy.ndarray, accuracy: float) -> numpy.ndarray:
         accuracy: the mean; all log-odds are shifted equally to reach it.
     """
     from scipy.optimize import brentq
-    from scipy.special import expit, logit
 
     odds = logit(confidence.clip(1e-6, 1 - 1e-6))
     wanted = min(1 - 1e-6, max(1e-6, accuracy))

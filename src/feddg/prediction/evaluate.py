@@ -4,25 +4,16 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
-from feddg.diagnostics import Diagnostic, Progress, silent, warning
-from feddg.errors import (
-    AdaptationError,
-    ExperimentError,
-    FeddgError,
-    RunError,
-    need,
-    schema_faults,
-)
+from feddg.diagnostics import Diagnostic, silent, warning
+from feddg.errors import AdaptationError, ExperimentError, FeddgError, RunError, need, schema_faults
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Outputs, Score
 from feddg.federation.federation import build_worker
-from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble, Parts, read
+from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble, Parts
 from feddg.prediction.model import Trained, load_trained
 from feddg.readers import with_page
 from feddg.records import AdaptationRow, Details
@@ -31,13 +22,11 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
-from feddg.settings import OF_DECISION, EvaluateSettings, grouped
+from feddg.settings import OF_DECISION, EvaluateSettings
 from feddg.storage import file_faults, is_file, replace_file
 
 FILE = "predictions.parquet"
 _TEXTS = ("file", "content", "split", "domain", "label", "predicted")
-_ABOUT = b"feddg"
-_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -62,11 +51,10 @@ def evaluate_run(
     which: str | None = None,
     device: str | None = None,
     cache: Path | None = None,
-    progress: Progress = silent,
 ) -> Adaptations:
     """Evaluates a run's model on every split and domain with test-time adaptations.
 
-    Results in the folder for the same round and batch size are not computed again.
+    They replace those in the folder of the same adaptation, round and batch size.
 
     Args:
         folder: the run's folder, with at least one completed round.
@@ -77,7 +65,6 @@ def evaluate_run(
             own.
         device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: folder of decoded pixels; the user's cache by default.
-        progress: called with the progress of decoding.
 
     Raises:
         AdaptationError: an adaptation asked for by name is unknown or does not suit the model, or
@@ -85,34 +72,27 @@ def evaluate_run(
         RunError: the folder has no model, or none by that rule, or the images have changed since
             the run.
     """
-    wanted = list(ADAPTATIONS if adaptations is None else adaptations)
-    for spelling in wanted:
-        read(spelling)
     path, trained, cache = _opened(folder, which, device, cache)
     if personal:
         trained.predictor(ClientEnsemble.name)  # refuses clients that keep no normalisation
-    key = (trained.round, batch_size, trained.which)
-    earlier = (row for row in read_adapted(path) if row.key[1:] == key)
-    measured = grouped((row.adaptation, row) for row in earlier)
+    asked: list[str] = []
     refused: dict[str, str] = {}
-    for spelling in wanted:
+    for spelling in dict.fromkeys(ADAPTATIONS if adaptations is None else adaptations):
         try:
             trained.predictor(spelling)
+            asked.append(spelling)
         except AdaptationError as error:
             if adaptations is not None:
                 raise
             refused[spelling] = str(error)
-    asked = [*(name for name in wanted if name not in refused), *([OWN] if personal else [])]
-    missing = [name for name in asked if name not in measured]
-    if missing:
-        evaluation, _ = _evaluation(path, trained, batch_size, cache, progress)
-    for name in missing:
+    evaluation, _ = _evaluation(path, trained, batch_size, cache)
+    measured: list[AdaptationRow] = []
+    for name in [*asked, *([OWN] if personal else [])]:
         scores: Iterable[tuple[int | None, Score]] = (
             _personal_scores(path, trained, evaluation)
             if name == OWN
             else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
-        measured[name] = []
         for client, score in scores:
             if not math.isfinite(score.loss):
                 raise RunError(NOT_FINITE.format(f"images of {score.domain}"))
@@ -127,12 +107,12 @@ def evaluate_run(
                 examples=score.examples,
                 client=client,
             )
-            measured[name].append(row)
-    new = {(name, *key) for name in measured}
-    others = [row for row in read_adapted(path) if row.key not in new]  # some may have come since
+            measured.append(row)
+    new = {row.key for row in measured}
+    others = [row for row in read_adapted(path) if row.key not in new]
     with RunFolder(path) as open_folder:
-        open_folder.replace_rows(ADAPTED, [*others, *chain.from_iterable(measured.values())])
-    return Adaptations([row for name in asked for row in measured[name]], refused)
+        open_folder.replace_rows(ADAPTED, [*others, *measured])
+    return Adaptations(measured, refused)
 
 
 def decide_run(
@@ -146,7 +126,6 @@ def decide_run(
     batch_size: int | None = None,
     device: str | None = None,
     cache: Path | None = None,
-    progress: Progress = silent,
 ) -> Details:
     """Decides about one class with a run's model: a threshold of in-domain validation everywhere.
 
@@ -164,7 +143,6 @@ def decide_run(
         batch_size: images per batch; the experiment's by default.
         device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: folder of decoded pixels; the user's cache by default.
-        progress: called with the progress.
 
     Raises:
         ExperimentError: there is no such class, none is named, or no in-domain validation; or
@@ -186,7 +164,7 @@ def decide_run(
     settings = own.model_copy(update=settings.model_dump(include={*OF_DECISION}))
     asked = trained.experiment.model_copy(update={"evaluate": settings})
     trained = replace(trained, experiment=asked)
-    evaluation, _ = _evaluation(path, trained, batch_size, cache, progress)
+    evaluation, _ = _evaluation(path, trained, batch_size, cache)
     outputs: list[Outputs] = []
     replace(evaluation, decision=None).scores(trained.predictor(), outputs)
     with RunFolder(path) as open_folder:
@@ -213,10 +191,10 @@ def _opened(
 
 
 def _evaluation(
-    path: Path, trained: Trained, batch_size: int | None, cache: Path, progress: Progress
+    path: Path, trained: Trained, batch_size: int | None, cache: Path
 ) -> tuple[Evaluation, Images]:
     """Returns the evaluation of a model, and its images."""
-    images = load_images(trained.experiment, cache, progress)
+    images = load_images(trained.experiment, cache, silent)
     worker = build_worker(trained.network, trained.experiment)
     forgotten = read_run(path).forgotten
     evaluation = build_evaluation(trained.experiment, images, worker, forgotten)
@@ -248,22 +226,6 @@ def _personal_scores(
             yield client.id, score
 
 
-def parquet(otherwise: str) -> Any:
-    """Returns PyArrow with its Parquet module.
-
-    Args:
-        otherwise: what else the user can do, for the error message.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
-    need("parquet", "Parquet", otherwise=otherwise)
-    import pyarrow
-    import pyarrow.parquet
-
-    return pyarrow
-
-
 def results_file(folder: Path, which: str | None = None) -> Path:
     """Returns the path of a run's results by image, for its default model or another."""
     return folder / (FILE if which is None else f"predictions-{which}.parquet")
@@ -276,7 +238,6 @@ def write_image_results(
     batch_size: int | None = None,
     device: str | None = None,
     cache: Path | None = None,
-    progress: Progress = silent,
 ) -> Path:
     """Writes a row for every image of every split except training, with its prediction.
 
@@ -291,34 +252,36 @@ def write_image_results(
         batch_size: images per batch; the experiment's by default.
         device: ``cpu``, ``cuda`` or ``auto``; the run's by default.
         cache: folder of decoded pixels; the user's cache by default.
-        progress: called with the progress of decoding.
 
     Returns:
         The path of the file.
 
     Raises:
         RunError: the folder has no model, or the images have changed since the run.
-        DataError: PyArrow is not installed.
+        MissingPackage: PyArrow is not installed.
     """
-    arrow = parquet("leave out --predictions")
+    need("parquet", "Parquet", otherwise="leave out --predictions")
+    import pyarrow
+    import pyarrow.parquet
+
     path, trained, cache = _opened(folder, which, device, cache)
-    evaluation, images = _evaluation(path, trained, batch_size, cache, progress)
+    evaluation, images = _evaluation(path, trained, batch_size, cache)
     contents = ImagesFile.read(path / IMAGES) or images.contents
     about = {
-        "format": _FORMAT,
+        "format": 1,
         "which": trained.which,
         "round": trained.round,
         "rendered": contents.rendered,
     }
     names = trained.class_names
-    fields = [(name, arrow.string()) for name in _TEXTS]
-    fields += [(f"probability: {name}", arrow.float32()) for name in names]
-    schema = arrow.schema(fields, metadata={_ABOUT: json.dumps(about).encode()})
+    fields = [(name, pyarrow.string()) for name in _TEXTS]
+    fields += [(f"probability: {name}", pyarrow.float32()) for name in names]
+    schema = pyarrow.schema(fields, metadata={"feddg": json.dumps(about).encode()})
     hashes = contents.contents()
 
     def write(aside: Path) -> None:
         predictor = trained.predictor()
-        with arrow.parquet.ParquetWriter(aside, schema) as writer:
+        with pyarrow.parquet.ParquetWriter(aside, schema) as writer:
             for split, domain, rows in evaluation.parts():
                 logits = evaluation.predict(predictor, rows)
                 if not bool(logits.isfinite().all()):
@@ -336,7 +299,7 @@ def write_image_results(
                     [names[label] for label in logits.argmax(1).tolist()],
                     *shares.T,
                 ]
-                writer.write_table(arrow.table(dict(zip(schema.names, columns)), schema=schema))
+                writer.write_table(pyarrow.table(dict(zip(schema.names, columns)), schema=schema))
 
     out = results_file(path, which)
     with file_faults(RunError, f"cannot write {out}"):

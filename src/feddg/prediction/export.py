@@ -12,7 +12,7 @@ from feddg.data.inspection import open_images
 from feddg.diagnostics import warn
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
-from feddg.prediction.card import TAG, model_card
+from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
 from feddg.prediction.model import load_trained
 from feddg.prediction.model_file import (
@@ -100,7 +100,7 @@ def export_run(
     ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of the metadata is not included.
     Before the file is moved to its place, its predictions for random and real images are checked:
     labels must equal the run's, probabilities may differ by 1e-4. ``safetensors`` contains only the
-    network's weights, compared bit for bit.
+    network's weights.
 
     Args:
         run: the run folder.
@@ -111,14 +111,15 @@ def export_run(
         strict: whether to refuse a model with warnings.
 
     Raises:
-        RunError: the folder has no model, the file's suffix does not fit its format, the card would
-            replace another kind of file, the file cannot be written or predicts differently, the
-            extra ``export`` is not installed, or ``strict`` and there are warnings.
+        RunError: the folder has no model, the file's suffix does not fit its format, the file
+            cannot be written or predicts differently, the extra ``export`` is not installed, or
+            ``strict`` and there are warnings.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
     if format == "safetensors" and adapt is not None:
         raise AdaptationError("weights alone hold no adaptation; export it with --onnx or --torch")
-    _check_place(path, format)
+    if path.suffix.lower() != ENDINGS[format]:
+        raise RunError(f"{path} must end in {ENDINGS[format]}")
     if format == "onnx":
         need("export", "ONNX", otherwise="use --torch")
     require_run(Path(run))
@@ -143,30 +144,9 @@ def export_run(
         changes["checked"] = {"random_images": RANDOM_IMAGES, "real_images": real}
     about = about.model_copy(update=changes)
     gap = write_file(path, model, about, images)
-    card = _card_of(path)
+    card = path.with_name(f"{path.name}.md")  # a model's files in several formats have one each
     _write_card(card, model_card(run, about))
     return Exported(path, card, about, len(images), gap)
-
-
-def _check_place(path: Path, format: Format) -> None:
-    """Checks, before any work, that the file and card replace only files of their kind."""
-    if path.suffix.lower() != ENDINGS[format]:
-        raise RunError(f"{path} must end in {ENDINGS[format]}")
-    if path.is_dir():
-        raise RunError(f"cannot write {path}: it is a folder; name a file")
-    _check_card(_card_of(path))
-
-
-def _card_of(path: Path) -> Path:
-    """Returns the path of a file's card; a model's files in several formats have one each."""
-    return path.with_name(f"{path.name}.md")
-
-
-def _check_card(card: Path) -> None:
-    if card.is_dir() or (card.is_file() and TAG.encode() not in card.read_bytes()):
-        raise RunError(
-            f"{card} already exists and is not a model card; choose another name for the model"
-        )
 
 
 def save_model(
@@ -196,17 +176,12 @@ def save_model(
     """
     if adapt is not None:
         raise AdaptationError("a shared folder has no adaptation; pass --adapt when you use it")
-    if is_shared(Path(run)):
-        raise RunError(f"{run} is a folder of `feddg export --hub` already")
     require_run(Path(run))
     card = folder / "README.md"
-    if folder.exists() and not (
-        folder.is_dir() and (is_shared(folder) or not any(folder.iterdir()))
-    ):
-        raise RunError(f"{folder} holds something else; name a new folder")
     if is_shared(folder):
         read_shared(folder)  # refuses another program's
-    _check_card(card)
+    elif folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise RunError(f"{folder} holds something else; name a new folder")
     trained = load_trained(run, which=which)
     about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
     refuse_doubtful(about.diagnostics, strict)

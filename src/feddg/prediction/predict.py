@@ -5,7 +5,7 @@ import heapq
 import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,19 +28,14 @@ from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
 from feddg.diagnostics import Progress, emit, silent, warn
 from feddg.errors import DataError, MissingPackage, RunError, nearest
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    count_files,
-    image_files,
-    load_classifier,
-)
+from feddg.prediction.classifier import ImageClassifier, count_files, image_files, load_classifier
 from feddg.prediction.model_file import ModelDescription
 from feddg.readers import function
 from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.reading import DETAILS, is_run
 from feddg.runs.table import is_same_model
-from feddg.storage import FILE_MODE, Stamp, alone, file_faults, replace_file, stamp
+from feddg.storage import FILE_MODE, alone, file_faults, replace_file, stamp
 from feddg.text import command, printable
 from feddg.views import Shown
 
@@ -145,7 +140,7 @@ class BatchPredictor:
     def __call__(self, files: Sequence[Path], decoded: Sequence[Decoded]) -> Batch:
         """Returns the predictions of each decoded file; for bad files the reason."""
         images = [image for part in decoded if not isinstance(part, str) for image in part]
-        good = iter(self._predictions(images))
+        good = self.predictions(images)
         return [
             (
                 file,
@@ -156,7 +151,8 @@ class BatchPredictor:
             for file, part in zip(files, decoded)
         ]
 
-    def _predictions(self, images: Sequence[tuple[str, numpy.ndarray]]) -> Iterator[Prediction]:
+    def predictions(self, images: Sequence[tuple[str, numpy.ndarray]]) -> Iterator[Prediction]:
+        """Yields the predictions of images with their names, batch by batch."""
         for start in range(0, len(images), self.batch_size):
             part = images[start : start + self.batch_size]
             answers = self.classifier.answer(numpy.stack([pixels for _, pixels in part]))
@@ -277,12 +273,10 @@ class Cut:
 
     Attributes:
         of: the class.
-        place: its place among the classes.
         threshold: in (0, 1).
     """
 
     of: str
-    place: int
     threshold: float
 
 
@@ -314,27 +308,29 @@ def cut_of(
         threshold = made.threshold
     if threshold is None:
         raise DataError(f"{run} has no threshold for {of}: validation has none of it, or only it")
-    return Cut(of, list(class_names).index(of), threshold)
+    return Cut(of, threshold)
 
 
-def columns(class_names: Sequence[str], probabilities: bool, cut: Cut | None = None) -> list[str]:
-    """Returns the names of the columns."""
-    names = ["file", "label", "confidence", "energy", "unlike_training", "reason"]
-    names += [] if cut is None else [f"decision: {cut.of}"]
-    return names + [f"probability: {name}" for name in class_names if probabilities]
-
-
-def cells(
-    row: Prediction, classes: int, probabilities: bool, cut: Cut | None = None
-) -> list[object]:
-    """Returns a prediction's values, column by column; None for missing ones."""
-    unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
-    values = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike, row.reason]
-    shares = row.probabilities or (None,) * classes
+def row_of(
+    found: Prediction, class_names: Sequence[str], probabilities: bool, cut: Cut | None = None
+) -> dict[str, object]:
+    """Returns a prediction's values by column; None for missing ones."""
+    words = {True: "yes", False: "no", None: None}
+    shares = dict(zip(class_names, found.probabilities))
+    row: dict[str, object] = {
+        "file": found.file,
+        "label": found.label,
+        "confidence": rounded(found.confidence),
+        "energy": rounded(found.energy),
+        "unlike_training": words[found.unlike_training],
+        "reason": found.reason,
+    }
     if cut is not None:
-        share = shares[cut.place]
-        values.append(None if share is None else "yes" if share >= cut.threshold else "no")
-    return [*values, *(rounded(share) for share in shares if probabilities)]
+        share = shares.get(cut.of)
+        row[f"decision: {cut.of}"] = words[None if share is None else share >= cut.threshold]
+    if probabilities:
+        row |= {f"probability: {name}": rounded(shares.get(name)) for name in class_names}
+    return row
 
 
 def rounded(value: float | None) -> float | None:
@@ -342,36 +338,23 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-Rows = Iterable[Sequence[object]]
+Rows = Iterable[Mapping[str, object]]
 
 
 def _write_csv(out: Path, names: Sequence[str], rows: Rows) -> None:
     """Writes CSV; text that a spreadsheet would run as a formula gets a leading ``'``."""
     with out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        writer.writerows([as_cell(cell) for cell in row] for row in rows)
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: as_cell(cell) for name, cell in row.items()} for row in rows)
 
 
 def _write_lines(out: Path, names: Sequence[str], rows: Rows) -> None:
-    with out.open("w", newline="\n", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(dict(zip(names, row)), ensure_ascii=False) + "\n")
+    with out.open("wb") as file:
+        file.writelines(map(_line, rows))
 
 
 _WRITERS = {".csv": _write_csv, ".jsonl": _write_lines}
-
-
-def check_suffix(out: Path) -> None:
-    """Checks that a file can be written in the format of its suffix.
-
-    Raises:
-        DataError: the suffix is unknown, or the path is a folder.
-    """
-    if out.suffix.lower() not in _WRITERS:
-        raise DataError(f"{out} must end in one of {', '.join(_WRITERS)}")
-    if out.is_dir():
-        raise DataError(f"{out} is a folder; name a file")
 
 
 # Predicts any number of image files into one table, and goes on where it was interrupted.
@@ -424,7 +407,6 @@ def predict_files(
     batch_size: int = BATCH_SIZE,
     strict: bool = False,
     progress: Progress = silent,
-    on_bad: Callable[[str], None] = lambda line: None,
 ) -> PredictedFiles:
     """Writes a table with a row per file: name, label, confidence, energy, score, reason.
 
@@ -449,7 +431,6 @@ def predict_files(
         batch_size: files per forward pass.
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
-        on_bad: called with one line for each row without a label.
 
     Raises:
         RunError: the folder has no model, the table cannot be written or is being written by
@@ -458,8 +439,8 @@ def predict_files(
         DataError: a name does not exist, there is no image, the suffix is unknown, or the run's
             threshold is for another model.
     """
-    check_suffix(out)
-    check_page(html, out)
+    if out.suffix.lower() not in _WRITERS:
+        raise DataError(f"{out} must end in one of {', '.join(_WRITERS)}")
     images = list(images)
     named = {Path(name).resolve() for name in images}
     if taken := named & {place.resolve() for place in (out, html) if place is not None}:
@@ -468,28 +449,21 @@ def predict_files(
     classifier = load_classifier(run, adapt, device, which, precision)
     refuse_doubtful(classifier.diagnostics, strict)
     predictor = predictor_of(classifier, images, batch_size)
-    classes, part = len(classifier.class_names), part_of(out)
+    part = part_of(out)
     cut = cut_of(run, classifier.description, decision, threshold)
-    names = columns(classifier.class_names, probabilities, cut)
+
+    def row(found: Prediction) -> dict[str, object]:
+        return row_of(found, classifier.class_names, probabilities, cut)
+
+    names = list(row(Prediction("")))
     adaptation = classifier.description.adaptation  # that of an ONNX file is in the file
     work = [classifier.weights, adaptation, batch_size, names, classifier.threshold]
     work += [predictor.bits, classifier.precision, *([] if cut is None else [cut.threshold])]
 
     def lines(done: int) -> Iterator[bytes]:
-        stamps = deque[Stamp | None]()
-
-        def files() -> Iterator[Path]:
-            for file in islice(image_files(images), done, None):
-                stamps.append(stamp(file))  # before it is read
-                yield file
-
-        for batch in predict_batches(predictor, files()):
-            for file, rows in batch:
-                for row in rows:
-                    if row.reason is not None:
-                        on_bad(f"{row.file}: {row.reason}")
-                written = [cells(row, classes, probabilities, cut) for row in rows]
-                yield _line([_written(file), written, stamps.popleft()])
+        for batch in predict_batches(predictor, islice(image_files(images), done, None)):
+            for file, found in batch:
+                yield _line([_written(file), [*map(row, found)], stamp(file)])
             done += len(batch)
             progress("predicting images", done, total)
 
@@ -497,9 +471,9 @@ def predict_files(
         out.parent.mkdir(parents=True, exist_ok=True)
         busy = RunError(f"{out} is being written by another process; name another file")
         with alone(out, busy):
-            if classifier.keeps_state:
-                part.unlink(missing_ok=True)
-            done, length = _whole_batches(part, work, images, predictor.files_at_once)
+            done, length = 0, 0
+            if not classifier.keeps_state:
+                done, length = _whole_batches(part, work, images, predictor.files_at_once)
             try:
                 own = partial(os.open, mode=FILE_MODE)  # names and labels may be private
                 with open(part, "r+b" if done else "wb", opener=own) as table:
@@ -510,19 +484,9 @@ def predict_files(
             except KeyboardInterrupt:
                 how = "begins anew" if classifier.keeps_state else "goes on where it stopped"
                 raise KeyboardInterrupt(f"the same command {how}") from None
-            finally:
-                if classifier.keeps_state:
-                    part.unlink(missing_ok=True)
     if html is not None:
         function("write_predictions_page")(predicted, html, run, images)
     return predicted
-
-
-def check_page(html: Path | None, table: Path | str | None) -> None:
-    """Raises DataError if a page would be written over a table, or is a folder."""
-    same = html is not None and table is not None and html.resolve() == Path(table).resolve()
-    if html is not None and (html.is_dir() or same):
-        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
 
 
 def part_of(out: Path) -> Path:
@@ -539,14 +503,10 @@ def _lines(part: Path) -> Iterator[tuple[Any, int]]:
     place = 0
     with part.open("rb") as lines:
         for line in lines:
-            try:
-                content = json.loads(line)
-            except ValueError:  # cut off, by a kill or a full disk
-                return
-            if not line.endswith(b"\n"):
+            if not line.endswith(b"\n"):  # cut off, by a kill or a full disk
                 return
             place += len(line)
-            yield content, place
+            yield json.loads(line), place
 
 
 def _whole_batches(
@@ -578,22 +538,24 @@ def _put_in_place(
     faults, labels = list[Prediction](), Counter[str]()
     files = failed = unlike = 0
 
-    def by_file() -> Iterator[Sequence[Sequence[Any]]]:
+    def by_file() -> Iterator[list[dict[str, Any]]]:
         return (rows for (_, rows, _), _ in islice(_lines(part), 1, None))
 
     def usable() -> Iterator[Prediction]:
         nonlocal files, failed, unlike
         for rows in by_file():
             files += 1
-            failed += all(label is None for _, label, *_ in rows)
-            for file, label, confidence, _, light, reason, *_ in rows:
-                if reason is None:
-                    labels[label] += 1
-                    unlike += light == "yes"
-                    lit = None if light is None else light == "yes"
-                    yield Prediction(file, label, confidence, unlike_training=lit)
+            failed += all(row["label"] is None for row in rows)
+            for row in rows:
+                if row["reason"] is None:
+                    labels[row["label"]] += 1
+                    lit = row["unlike_training"] == "yes"
+                    unlike += lit
+                    yield Prediction(
+                        row["file"], row["label"], row["confidence"], unlike_training=lit
+                    )
                 elif len(faults) < MOST_FAULTS:
-                    faults.append(Prediction(file, reason=reason))
+                    faults.append(Prediction(row["file"], reason=row["reason"]))
 
     write, all_rows = _WRITERS[out.suffix.lower()], chain.from_iterable(by_file())
     replace_file(out, lambda aside: write(aside, names, all_rows))

@@ -6,7 +6,7 @@ paths: see :class:`NetworkConfig` for the shared settings.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from feddg.errors import FeddgError, RunError, schema_faults
 from feddg.experiment import Experiment
 from feddg.federation.federation import untrained_network
 from feddg.federation.local_training import load_weights
-from feddg.messages import Weights, first_not_finite
+from feddg.messages import first_not_finite
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES
@@ -31,14 +31,12 @@ from feddg.models.normalization import never_negative_names
 from feddg.prediction.model_file import ModelDescription
 from feddg.records import JsonFile, Row
 from feddg.settings import Fields, Positive
-from feddg.storage import digest, file_faults, is_file, read_text
+from feddg.storage import digest, file_faults, read_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hf:"
 SCHEMA = 1
 """Increased when folders of an earlier version can no longer be read."""
-LARGEST_CONFIG = 1 << 22
-"""Largest size in bytes; it includes the names of thousands of classes."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -134,21 +132,14 @@ def read_shared(folder: Path) -> SharedModel:
     """
     path = folder / CONFIG
     try:
-        if not is_file(path) or path.stat().st_size > LARGEST_CONFIG:
-            raise ValueError
-        fields = from_json(read_text(path, errors="strict"))
-        schema = fields["feddg_model"]
-        if not isinstance(schema, int):
-            raise TypeError
+        fields = from_json(read_text(path))
+        is_newer = fields["feddg_model"] > SCHEMA
     except (ValueError, KeyError, TypeError):
         raise RunError(
             f"{folder} holds no model of feddg: its {CONFIG} is another program's, or damaged"
         ) from None
-    if schema > SCHEMA:
-        raise RunError(
-            f"{path} was written by a newer version of feddg (schema {schema}; this one reads "
-            f"{SCHEMA}): pip install -U feddg"
-        )
+    if is_newer:
+        raise RunError(f"{path} was written by a newer version of feddg: pip install -U feddg")
     with schema_faults(RunError, f"{path} is damaged: "):
         return SharedModel.model_validate(fields)
 
@@ -173,11 +164,20 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     try:
         experiment = config.network.experiment(config.about)
         method = build_method(experiment.method.name, experiment.method.settings)
+        build = partial(untrained_network, experiment, method, len(config.about.class_names))
         # Shapes first, without memory: the configuration may name a network of any size.
-        _require_fit(path, _built(experiment, method, config, torch.device("meta")), weights)
-        network = _built(experiment, method, config)
-    except FeddgError as error:
-        raise RunError(f"{folder / CONFIG}: {error}") from None
+        try:
+            with torch.device("meta"):
+                shapes = build()
+        except NotImplementedError:
+            # Some layers' sizes are computed from values, which meta tensors lack.
+            with _EmptyOnMeta():
+                shapes = build()
+        shapes.load_state_dict(weights, assign=True)  # without copies
+        network = build()
+    except (FeddgError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:400]
+        raise RunError(f"{path} does not fit {folder / CONFIG}: {reason}") from None
     network.normalize_by(config.network.mean, config.network.std)
     bad = first_not_finite(weights)
     below = {name for name in never_negative_names(network) if (weights[name] < 0).any()}
@@ -188,23 +188,6 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     return config, experiment, method, network
 
 
-def _built(
-    experiment: Experiment,
-    method: Method,
-    config: SharedModel,
-    mode: AbstractContextManager[Any] | None = None,
-) -> Network:
-    try:
-        with mode or nullcontext():
-            return untrained_network(experiment, method, len(config.about.class_names))
-    except RuntimeError as error:
-        if isinstance(error, NotImplementedError) and isinstance(mode, torch.device):
-            # Some layers' sizes are computed from values, which meta tensors lack.
-            return _built(experiment, method, config, _EmptyOnMeta())
-        reason = " ".join(str(error).split())[:200]
-        raise RunError(f"its network cannot be built: {reason}") from None
-
-
 class _EmptyOnMeta(TorchFunctionMode):
     """Gives new weights no memory, but leaves tensors that are computed as they are."""
 
@@ -212,17 +195,6 @@ class _EmptyOnMeta(TorchFunctionMode):
         """See :class:`torch.overrides.TorchFunctionMode`."""
         place = {"device": "meta"} if func is torch.empty else {}
         return func(*args, **{**(kwargs or {}), **place})
-
-
-def _require_fit(path: Path, network: Network, weights: Weights) -> None:
-    state = network.state_dict()
-    for name in sorted(state.keys() | weights.keys()):
-        if name not in weights or name not in state:
-            where = CONFIG if name in weights else path.name
-            raise RunError(f"{path} does not fit its {CONFIG}: {name!r} is not in {where}")
-        if weights[name].shape != state[name].shape or weights[name].dtype != state[name].dtype:
-            shapes = (f"{list(one[name].shape)} {one[name].dtype}" for one in (weights, state))
-            raise RunError(f"{path} does not fit its {CONFIG}: {name!r} is {' not '.join(shapes)}")
 
 
 def at_hand(name: Path | str) -> Path:

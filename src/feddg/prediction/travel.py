@@ -20,14 +20,8 @@ from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE
 from feddg.federation.federation import build
 from feddg.models.network import Network
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    RunClassifier,
-    count_files,
-    image_files,
-)
+from feddg.prediction.classifier import ImageClassifier, RunClassifier, count_files, image_files
 from feddg.prediction.estimators import (
-    ESTIMATORS,
     LEAST_OF_A_FOLDER,
     REACH,
     Familiar,
@@ -48,13 +42,7 @@ from feddg.prediction.estimators import (
     with_labels,
 )
 from feddg.prediction.model import Trained
-from feddg.prediction.predict import (
-    BATCH_SIZE,
-    Prediction,
-    check_page,
-    predict_batches,
-    predictor_of,
-)
+from feddg.prediction.predict import BATCH_SIZE, Prediction, predict_batches, predictor_of
 from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
 from feddg.runs.calibration import (
@@ -122,7 +110,7 @@ class TravelFile(JsonFile):
     def comparable(self, signals: Signals) -> tuple[float, list[float]]:
         """Returns the mean estimate at a new site and at the others, from those that all have."""
         known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
-        names = [name for name in ESTIMATORS if all(name in estimates for estimates in known)]
+        names = [name for name in signals.estimates if all(name in one for one in known)]
         at, *sites = (combined(estimates, names) for estimates in known)
         return at, sites
 
@@ -183,13 +171,7 @@ class Recorder(RunClassifier):
         return logits.softmax(1).numpy(), energy(logits).numpy()
 
     def taken(self) -> Outputs:
-        """Returns what was recorded since the last call.
-
-        Raises:
-            DataError: it has seen no image.
-        """
-        if not self._seen:
-            raise DataError("no image can be used")
+        """Returns what was recorded since the last call, of at least one image."""
         logits, maps, agreement = zip(*self._seen)
         self._seen = []
         return Outputs(
@@ -449,11 +431,8 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     calibration = TravelFile.read(run / TRAVEL)
     if calibration is None or calibration.weights != model.weights or not (run / HEADS).is_file():
         return None
-    try:
-        arrays = load_file(run / HEADS)
-        model.familiar = Familiar.of_tensors(arrays)
-    except Exception as error:  # safetensors' own errors have no common base
-        raise RunError(f"{run / HEADS} is damaged: {error}. Delete it.") from None
+    arrays = load_file(run / HEADS)
+    model.familiar = Familiar.of_tensors(arrays)
     model.others = list(zip(arrays["weight"], arrays["bias"])) if "weight" in arrays else []
     return calibration
 
@@ -618,7 +597,6 @@ def travel(
         DataError: there is no image, the labels do not fit, or rows to label share a name.
     """
     path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
-    check_page(html, labels)
     require_run(path)
     if choose and (labels is None or Path(labels).exists()):
         fault = "--choose needs --labels" if labels is None else f"{labels} exists"

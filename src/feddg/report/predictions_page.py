@@ -9,7 +9,6 @@ from typing import Any
 from feddg.errors import first_names
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
-from feddg.prediction.estimators import ESTIMATORS
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
 from feddg.prediction.travel import Travel
@@ -89,11 +88,7 @@ def write_travel_page(
     blocks: list[Block] = [advice, *sentences]
     if found.expected is not None:
         blocks += [sites_table(found)] if found.calibration.sites else []
-        estimates = found.signals.estimates
-        blocks += [
-            table_from("estimators", estimates=estimates, estimators=ESTIMATORS),
-            table_from("answers", classes=found.classes, labels=found.labels),
-        ]
+        blocks.append(table_from("answers", classes=found.classes, labels=found.labels))
     return _write(
         out,
         title="Will the model travel?",

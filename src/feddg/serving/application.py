@@ -11,7 +11,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -33,7 +34,7 @@ from feddg.errors import MissingPackage
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.model_file import ModelDescription
-from feddg.prediction.predict import Prediction, prediction_of, rounded
+from feddg.prediction.predict import BatchPredictor, Prediction, rounded
 from feddg.report.blocks import template_named
 from feddg.settings import Settings
 from feddg.text import printable
@@ -214,8 +215,8 @@ class Answerer:
     """
 
     def __init__(self, classifier: ImageClassifier, limits: ServeLimits) -> None:
-        self._classifier, self._limits = classifier, limits
-        self._free, self._queued = asyncio.Semaphore(limits.at_once), 0
+        self._predictor, self._limits = BatchPredictor(classifier, 0, MOST_TOGETHER), limits
+        self._free, self._taken_in = asyncio.Semaphore(limits.at_once), 0
         decoders = min(MOST_DECODERS, available_cores())
         self._decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
@@ -226,21 +227,18 @@ class Answerer:
         Raises:
             HTTPException: the request cannot be used, too many wait, or the model failed.
         """
-        if self._free.locked() and self._queued >= self._limits.waiting:
+        if self._taken_in >= self._limits.at_once + self._limits.waiting:
             raise HTTPException(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "too many requests are waiting; try again later",
                 {"Retry-After": "5"},
             )
-        self._queued += 1
+        self._taken_in += 1
         try:
-            await self._free.acquire()
+            async with self._free:
+                return await self._answers(await read_uploads(request, self._limits))
         finally:
-            self._queued -= 1
-        try:
-            return await self._answers(await read_uploads(request, self._limits))
-        finally:
-            self._free.release()
+            self._taken_in -= 1
 
     def close(self) -> None:
         """Stops the threads."""
@@ -252,32 +250,26 @@ class Answerer:
         decoded = await asyncio.gather(
             *(loop.run_in_executor(self._decoders, self._decode, image) for image in images)
         )
-        usable = [pixels for pixels in decoded if isinstance(pixels, numpy.ndarray)]
+        usable = [
+            (image.name, pixels)
+            for image, pixels in zip(images, decoded)
+            if isinstance(pixels, numpy.ndarray)
+        ]
+        predictions = self._predictor.predictions(usable)  # made in the model's thread
         try:
-            found = iter(await loop.run_in_executor(self._model, self._predict, usable))
+            found = iter(await loop.run_in_executor(self._model, list, predictions))
         except Exception:  # out of memory, say
             log.exception("the model failed")
             raise HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED) from None
         return [
-            (prediction_of(self._classifier, image.name, *next(found)), HTTPStatus.OK)
-            if isinstance(part, numpy.ndarray)
-            else part
-            for image, part in zip(images, decoded)
+            (next(found), HTTPStatus.OK) if isinstance(part, numpy.ndarray) else part
+            for part in decoded
         ]
-
-    def _predict(self, images: Sequence[numpy.ndarray]) -> list[tuple[numpy.ndarray, float]]:
-        """Returns probabilities ``(classes,)`` and energy of each image."""
-        found: list[tuple[numpy.ndarray, float]] = []
-        for start in range(0, len(images), MOST_TOGETHER):
-            part = numpy.stack(images[start : start + MOST_TOGETHER])
-            shares, energies = self._classifier.answer(part)
-            found += zip(shares, map(float, energies))
-        return found
 
     def _decode(self, image: ImageBytes) -> numpy.ndarray | Answered:
         """Returns a file's pixels, or the answer that says why there are none."""
-        about, limit = self._classifier.description, int(self._limits.megapixels * 1e6)
-        side = about.tile
+        about = self._predictor.classifier.description
+        side, limit = about.tile, int(self._limits.megapixels * 1e6)
         try:
             if side is not None and len(names_in(image, image.name, side)) > 1:
                 raise UnusableImageError(
@@ -442,12 +434,5 @@ def create_application(
     async def show_page() -> HTMLResponse:
         return HTMLResponse(page)
 
-    @application.get("/page.css", include_in_schema=False)
-    async def style() -> Response:
-        return FileResponse(PAGE / "page.css", media_type="text/css")
-
-    @application.get("/page.js", include_in_schema=False)
-    async def script() -> Response:
-        return FileResponse(PAGE / "page.js", media_type="text/javascript")
-
+    application.mount("/static", StaticFiles(directory=PAGE / "static"))
     return application

@@ -7,15 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
-from pydantic import ValidationError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from feddg.errors import AdaptationError, RunError, field_fault
+from feddg.errors import AdaptationError, RunError, schema_faults
 from feddg.prediction.classifier import ImageClassifier, load_classifier
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.serving.application import LOOPBACK_NAMES, ServeLimits, create_application
+from feddg.storage import file_faults
 
 CONNECTIONS_BEYOND = 64
 """Connections in addition to processed and waiting ones: for the page, and for refusals."""
@@ -23,81 +22,37 @@ LONGEST_HEADERS = 16 * 1024
 
 
 SECONDS = 15.0
-"""Seconds for a request's headers and the beginning of its body."""
-FIRST_BYTES = 64 * 1024
-"""Bytes of headers and body that uvicorn reads before a request's turn. After that, the body's time
-is measured where it is read (:func:`feddg.serving.application.read_uploads`).
+"""Seconds for a request's headers, and for the rest of a body that nobody reads any more. The time
+of a body that is read is limited there (:func:`feddg.serving.application.read_uploads`).
 """
 
 
 class PromptProtocol(H11Protocol):
-    """uvicorn's connection, with time limits for a slow client.
+    """uvicorn's connection, which ends if a client keeps the server waiting.
 
-    Limits the time for headers, for the beginning of a body, and for an unread body after the
-    answer. uvicorn itself only limits the time between two requests.
+    uvicorn itself only limits the time between two requests, and every byte starts it anew.
     """
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._received, self._since = 0, 0.0
-        self._patience: asyncio.TimerHandle | None = None
+    _patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the time for the first headers."""
         super().connection_made(transport)
-        self._since = self.loop.time()
-        self._make_room()
-        self._look()
-
-    def _make_room(self) -> None:
-        """Where all places are taken, ends the connection that has kept its headers longest."""
-        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
-            return
-        waiting = [
-            connection
-            for connection in self.connections
-            if isinstance(connection, PromptProtocol) and connection is not self
-            if connection.conn.their_state is h11.IDLE and not connection.transport.is_closing()
-        ]
-        if waiting:
-            longest = min(waiting, key=lambda connection: connection._since)
-            longest.transport.abort()
-            self.connections.discard(longest)  # its place is free before the next bytes are read
-
-    def data_received(self, data: bytes) -> None:
-        """Accepts received bytes; a few bytes do not extend the time."""
-        super().data_received(data)
-        self._received += len(data)
-        self._look()
+        self._wait()
 
     def on_response_complete(self) -> None:
-        """Continues with the next request, whose time uvicorn limits."""
+        """Starts the time for the rest of the body, and the next headers."""
         super().on_response_complete()
-        self._received = 0
-        if self.conn.their_state is not h11.IDLE:
-            self._look()
+        self._wait()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        """Stops all timers."""
-        self._stop()
-        super().connection_lost(error)
-
-    def _look(self) -> None:
-        """Runs the timer while the client has to send."""
-        waits = self.conn.their_state is h11.IDLE or (
-            self.conn.their_state is h11.SEND_BODY
-            and not self.flow.read_paused
-            and (self.conn.our_state is h11.DONE or self._received < FIRST_BYTES)
-        )
-        if not waits:
-            self._stop()
-        elif self._patience is None and not self.transport.is_closing():
-            self._patience = self.loop.call_later(SECONDS, self.transport.abort)
-
-    def _stop(self) -> None:
+    def _wait(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-            self._patience = None
+        self._patience = self.loop.call_later(SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
 
 
 def serve(
@@ -136,12 +91,8 @@ def serve(
             False; the address cannot be used; or ``strict`` and there are warnings.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
-    if not isinstance(limits, ServeLimits):
-        try:
-            limits = ServeLimits(**(limits or {}))
-        except ValidationError as error:
-            flag, _, fault = field_fault(error).partition(":")
-            raise RunError(f"--{flag.replace('_', '-')}:{fault}") from None
+    with schema_faults(RunError, "limits: ", ServeLimits.model_fields):
+        limits = ServeLimits.model_validate(limits or {})
     if not is_loopback(host) and not allow_network:
         raise RunError(
             f"Other machines can reach {host}: anyone who does can use the model, without a "
@@ -195,24 +146,13 @@ def is_loopback(host: str) -> bool:
 def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
     """Returns the names that requests may use for a server."""
     names = () if host in ("0.0.0.0", "::") else (host,)
-    return {*LOOPBACK_NAMES, *names, *map(_without_port, known_as)}
-
-
-def _without_port(name: str) -> str:
-    if name.startswith("["):
-        return name[1:].partition("]")[0]
-    return name if name.count(":") > 1 else name.partition(":")[0]  # of IPv6 all are the address's
+    return {*LOOPBACK_NAMES, *names, *known_as}
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(
-            (str(address[0]), port), family=family, backlog=512, dualstack_ipv6=both
-        )
-    except OSError as error:
-        raise RunError(
-            f"cannot listen on {host}, port {port}: {error.strerror or error}; choose another with "
-            "--port"
-        ) from None
+    is_ipv6 = ":" in host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    both = is_ipv6 and socket.has_dualstack_ipv6()
+    where = f"cannot listen on {host}, port {port} (choose another with --port)"
+    with file_faults(RunError, where):
+        return socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=both)
