@@ -203,6 +203,9 @@ def test_an_unknown_adaptation_or_ending_is_refused(finished, images, tmp_path):
         predict_files(finished, [images], tmp_path / "x.csv", adapt="nonsense")
     with pytest.raises(DataError, match=r"must end in one of \.csv"):
         predict_files(finished, [images], tmp_path / "x.txt")
+    (folder := tmp_path / "folder.csv").mkdir()
+    with pytest.raises(DataError, match=r"folder\.csv is a folder; name a file"):
+        predict_files(finished, [images], folder)
     assert list(tmp_path.glob("x*")) == []
 
 

@@ -441,6 +441,8 @@ def predict_files(
     """
     if out.suffix.lower() not in _WRITERS:
         raise DataError(f"{out} must end in one of {', '.join(_WRITERS)}")
+    if out.is_dir():
+        raise DataError(f"{out} is a folder; name a file")
     images = list(images)
     named = {Path(name).resolve() for name in images}
     if taken := named & {place.resolve() for place in (out, html) if place is not None}:
