@@ -69,7 +69,7 @@ def run(
     from feddg.experiment import load_experiment
     from feddg.progress import notebook_observer
     from feddg.runs import execute
-    from feddg.runs.beforehand import with_names_of_domains, with_weights_at_hand
+    from feddg.runs.beforehand import with_weights_at_hand
     from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.runs.workers import joined, placed, together
@@ -78,7 +78,7 @@ def run(
     others = joined(cached, workers)
     if predictions:
         function("parquet")("leave out predictions")
-    asked = with_names_of_domains(load_experiment(experiment, fields))
+    asked = load_experiment(experiment, fields)
     device, number = placed(asked.device, others.size if others else workers)
     chosen = with_weights_at_hand(asked.model_copy(update={"device": device}))
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
