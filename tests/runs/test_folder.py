@@ -55,23 +55,21 @@ def test_two_processes_do_not_write_one_folder(tmp_path):
         RunFolder(tmp_path / "r")
 
 
-def test_a_failed_runs_folder_stays_where_it_holds_anything_else(tmp_path):
-    folder = tmp_path / "new/mine"
-    with RunFolder(folder) as ours:
+def test_a_failed_runs_folder_stays_where_it_was_there_before(tmp_path):
+    with RunFolder(tmp_path / "new") as ours:
         ours.write_json("figures/captions.json", {})
-        (folder / "notes.txt").write_text("mine")
         ours.remove_unstarted()
-        assert (folder / "figures/captions.json").is_file()
-        (folder / "notes.txt").unlink()
-        ours.remove_unstarted()
-        assert not folder.parent.exists()
-    folder.mkdir(parents=True)
-    (folder / "notes.txt").write_text("mine")
-    with RunFolder(folder) as theirs:
+    assert not ours.path.exists()
+    for name in ("checkpoint/checkpoint.json", "privacy.jsonl", "opened_sums.jsonl"):
+        with RunFolder(tmp_path / name.replace("/", "-")) as begun:
+            begun.replace(name, "")
+            begun.remove_unstarted()
+        assert (begun.path / name).is_file()
+    (tmp_path / "theirs").mkdir()
+    with RunFolder(tmp_path / "theirs") as theirs:
         theirs.write_json("clients.json", {})
-        (folder / "notes.txt").unlink()
         theirs.remove_unstarted()
-        assert (folder / "clients.json").is_file()
+    assert (theirs.path / "clients.json").is_file()
 
 
 def test_what_no_checkpoint_names_is_swept_out_of_the_models(tmp_path):

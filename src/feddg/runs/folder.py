@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -212,10 +213,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._written: set[Path] = set()
         try:
-            self._is_new = not path.exists() or not any(path.iterdir())
-            self._new_parents = [parent for parent in path.parents if not parent.exists()]
+            self._is_new = not path.exists()
             private_folder(path / CHECKPOINTS)
             self._lock = FileLock(path / ".lock", timeout=0)
             self._lock.acquire()
@@ -239,25 +238,12 @@ class RunFolder:
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round.
 
-        It is kept if it was not empty before, has a checkpoint, records a noised release or an
-        opened sum, or contains a file that this run did not write. Parent folders created for it
-        are removed too.
+        It is kept if it was there before, has a checkpoint, or records a noised release or an
+        opened sum.
         """
         lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
-        if not self._is_new or any((self.path / name).is_file() for name in lasting):
-            return
-        files = {*self._written, self.path / ".lock"}
-        folders = {self.path / CHECKPOINTS, *(file.parent for file in files)} - {self.path}
-        if not set(self.path.rglob("*")) <= files | folders:
-            return
-        with suppress(OSError):  # somebody may have put something there just now
-            for file in files:
-                file.unlink(missing_ok=True)
-            for folder in (*sorted(folders, reverse=True), self.path):
-                if folder.is_dir():
-                    folder.rmdir()
-            for parent in self._new_parents:
-                parent.rmdir()
+        if self._is_new and not any((self.path / name).is_file() for name in lasting):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Lets other processes write to the folder again."""
@@ -301,7 +287,6 @@ class RunFolder:
             RunError: it cannot be written; the message says why, and how to continue.
         """
         path = self.path / name
-        self._written.add(path)
         try:
             yield path
         except (OSError, SafetensorError) as error:
