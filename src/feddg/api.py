@@ -4,14 +4,12 @@ Imports happen inside the functions, so that ``feddg --help`` is fast and a run 
 only pages need.
 """
 
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import collected, emit, logged_once
-from feddg.errors import ExperimentError, RunError, WorkerLost
+from feddg.errors import ExperimentError, RunError
 from feddg.readers import find, function
 
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from feddg.experiment import Experiment
     from feddg.runs.observer import Observer
     from feddg.runs.reading import Run
-
-log = logging.getLogger("feddg")
 
 
 @collected()
@@ -86,7 +82,7 @@ def run(
         raise ExperimentError(
             f"snapshots: there is no round {odd[0]}; the run has {chosen.train.rounds}"
         )
-    with _resumable(), together(number, others) as prepare:
+    with together(number, others) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
@@ -130,7 +126,7 @@ def resume(
     cached = cache_folder(cache)
     others = joined(cached, workers)
     device, number = placed(device, others.size if others else workers)
-    with _resumable(), together(number, others) as prepare:
+    with together(number, others) as prepare:
         done = execute.resume(
             folder,
             observer=observer or notebook_observer(),
@@ -146,18 +142,6 @@ def _ensure_page(folder: Path) -> None:
     """Writes a run's page and model card if they do not exist and a package can write them."""
     if (ensure := find("ensure_report")) is not None:
         ensure(folder)
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Says how to continue a run that Ctrl-C, or the death of a worker, ended."""
-    how = "the same command or call goes on from the last completed round"
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how) from None
-    except WorkerLost as error:
-        raise RunError(f"{error}; {how}, with any number of workers") from None
 
 
 @logged_once()

@@ -132,7 +132,7 @@ class Killing(Observer):
 def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_path, children):
     experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
     one = carry_out(tmp_path / "one", experiment, cache=cache).folder
-    with pytest.raises(KeyboardInterrupt, match="the same command or call goes on"):
+    with pytest.raises(KeyboardInterrupt):
         run(experiment, tmp_path / "many", workers=2, observer=Interrupting(), cache=cache)
     assert [child.poll() for child in children] == [-9]
     (folder,) = (tmp_path / "many").iterdir()

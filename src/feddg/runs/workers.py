@@ -142,7 +142,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
 
     Raises:
         ExperimentError: there are as many workers as were started, no others.
-        WorkerLost: some did not come.
+        RunError: some did not come.
     """
     global _joined
     place = None if dist.is_available() and dist.is_initialized() else _launch()
@@ -164,7 +164,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
             if rank:  # process 0 says it
                 sys.exit(1)
             where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
-            raise WorkerLost(f"{size} processes could not meet at {where}: {error}") from None
+            raise RunError(f"{size} processes could not meet at {where}: {error}") from None
         channel.local = local[0], local[1]
         if rank:
             sys.exit(0 if serve(channel, cache) else 1)
