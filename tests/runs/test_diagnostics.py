@@ -37,7 +37,6 @@ from feddg.runs.diagnostics import (
     about_rate,
     about_result,
     about_sites,
-    about_training,
     causes_of_failure,
     fluctuation,
     lower_rate,
@@ -481,7 +480,8 @@ def test_a_domain_at_chance_is_named_where_the_others_are_learned(subtests):
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {"largest": 1.0}, []),  # one class a domain
     ]:
         with subtests.test(accuracies=accuracies, fields=fields, named=named):
-            assert list(about_domains(in_domain(accuracies, **fields))) == named
+            found = about_domains(in_domain(accuracies, **fields))
+            assert [one.text.split("'")[1] for one in found] == named
 
 
 def test_a_domain_whose_rare_class_is_known_is_learned():
@@ -491,15 +491,6 @@ def test_a_domain_whose_rare_class_is_known_is_learned():
         for one in table.where(metric="accuracy")
     ]
     assert list(about_domains(NumberTable([*table, *known]))) == []
-
-
-def test_a_domain_that_is_learned_in_the_end_is_not_named():
-    slow, stays = {"a": 0.8, "b": 0.8, "c": 0.1}, {"a": 0.9, "b": 0.9, "c": 0.85}
-    first, last = in_domain(slow, round_=1), in_domain(stays, round_=5)
-    again = in_domain(slow, round_=5)
-    assert about_training(NumberTable([*first, *last])) == []
-    (found,) = about_training(NumberTable([*first, *again]))
-    assert "after round 1" in found.text
 
 
 def test_a_round_without_one_of_the_domains_is_not_on_the_curve():

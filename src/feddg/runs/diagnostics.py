@@ -385,8 +385,8 @@ def about_support(
         )
 
 
-def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
-    """Returns, by domain, a warning that a training domain is guessed while others are learned.
+def about_domains(table: NumberTable) -> Iterator[Diagnostic]:
+    """Warns of training domains that are guessed while others are learned.
 
     A domain is guessed if always predicting its largest class has an accuracy within the interval
     of its in-domain accuracy, and the interval is below the middle between chance and the others.
@@ -395,7 +395,6 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
     Args:
         table: numbers of one round.
     """
-    at_chance: dict[str, Diagnostic] = {}
     splits = [table.where(weights=LAST, split=split) for split in (ID_VAL, ID_TEST)]
     trained = NumberTable(row for part in splits for row in part)
     for domain, own in trained.by("domain").items() if table.round else ():
@@ -413,23 +412,13 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
             continue
         learned = others.low >= learned_from(chance)
         if learned and result.high < (chance + others.low) / 2:
-            at_chance[domain] = warning(
+            yield warning(
                 DOMAIN_AT_CHANCE,
                 f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
                 f"model is right for {result.share:.1%} of its images that were set aside, no more "
                 f"than chance, and for {others.share:.1%} of the other training domains'.",
                 "Look at its labels (exchanged classes?) and its images (inverted, dark, empty?).",
             )
-    return at_chance
-
-
-def about_training(table: NumberTable) -> list[Diagnostic]:
-    """Returns each domain's first such warning, of those that still have one at the end."""
-    found = [about_domains(numbers) for _, numbers in sorted(table.by("round").items())]
-    firsts: dict[str, Diagnostic] = {}
-    for warnings in found:
-        firsts = warnings | firsts
-    return [firsts[domain] for domain in (found[-1] if found else ())]
 
 
 def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
@@ -656,7 +645,8 @@ def about_result(run: Run) -> list[Diagnostic]:
     astray = LEARNED_NOTHING & {one.code for one in diagnostics}
     gained = () if UNTRAINED in {one.code for one in diagnostics} else _nothing_gained(run)
     diagnostics = gravest_first([*diagnostics, *gained])
-    return [*(about_rate(run) if astray else ()), *diagnostics, *about_sites(run)]
+    domains = about_domains(run.table.where(round=run.table.round))
+    return [*(about_rate(run) if astray else ()), *diagnostics, *about_sites(run), *domains]
 
 
 def _nothing_gained(run: Run) -> Iterator[Diagnostic]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from feddg.diagnostics import Diagnostic, emit, warn
+from feddg.diagnostics import warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
@@ -15,10 +15,8 @@ from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
 from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
 from feddg.runs.calibration import LEAST_SITES, apart, calibrated
-from feddg.runs.diagnostics import about_domains
 from feddg.runs.folder import MODELS, START, KeptModels
 from feddg.runs.observer import Observer
-from feddg.runs.table import NumberTable
 
 # WiSE-FT at the end of a run: averaged weights mixed with those that training started from.
 #
@@ -68,7 +66,6 @@ class Evaluate(RoundHook):
                 "random.",
                 "Choose pretrained weights (model.weights), or leave server.wise_ft out.",
             )
-        self._at_chance: dict[str, Diagnostic] = {}
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []
 
@@ -83,9 +80,6 @@ class Evaluate(RoundHook):
             due = evaluate.after(state.round, state.rounds)
         if due or self._federation.server.is_last(state):
             round.evaluations, round.estimates = self.rows(state), self._estimates
-            warnings = about_domains(NumberTable(round.evaluations))
-            emit(*(warning for name, warning in warnings.items() if name not in self._at_chance))
-            self._at_chance |= warnings
         round.evaluating = time.perf_counter() - started
         return state
 
