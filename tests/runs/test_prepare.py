@@ -25,12 +25,10 @@ from feddg.runs import beforehand
 from feddg.runs.beforehand import forecast, with_weights_at_hand
 from feddg.runs.prepare import (
     Images,
-    _chosen_by_target,
     give_memory_back,
     in_process,
     load_images,
 )
-from feddg.settings import EvaluateSettings
 from federations import federation
 from image_folders import noise
 
@@ -330,16 +328,3 @@ def test_clients_of_a_few_classes_choose_by_images_of_these(tmp_path: Path) -> N
     expected = partitioned_alike(plain.partition, domains, plain.seed)
     for one, places in zip(plain, expected):
         assert one.validation.rows.tolist() == plain.splits.id_val[places].tolist()
-
-
-@pytest.mark.parametrize(
-    ("target", "by", "said"),
-    [
-        ("specificity", "specificity", True),
-        ("sensitivity", "sensitivity", True),
-        ("sensitivity", "specificity", False),
-    ],
-)
-def test_rounds_chosen_by_what_the_threshold_is_made_to_reach_are_said(target, by, said):
-    evaluate = EvaluateSettings(**{"decision": "3", target: 0.9, "select_by": by})
-    assert [one.code for one in _chosen_by_target(evaluate)] == ["chosen-by-target"] * said

@@ -661,27 +661,12 @@ def about_settings(
     said = without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
-        *_chosen_by_target(experiment.evaluate),
         *method.diagnostics(experiment),
         *about_normalization(network, experiment),
         *_chooses_nothing(method, train, (images for _, images in counts)),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
     ]
-
-
-def _chosen_by_target(evaluate: EvaluateSettings) -> Iterator[Diagnostic]:
-    """Warns where rounds are chosen by what a decision's threshold reaches in each of them."""
-    target, other = "specificity", "sensitivity"
-    if evaluate.sensitivity is not None:
-        target, other = other, target
-    if evaluate.decision is not None and evaluate.select_by == target:
-        yield warning(
-            "chosen-by-target",
-            f"evaluate.select_by is {target}, which the decision's threshold is made to reach in "
-            "every round: it hardly tells rounds apart.",
-            f"Choose by {other}, or by auroc.",
-        )
 
 
 def _chooses_nothing(
