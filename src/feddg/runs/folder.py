@@ -1,6 +1,5 @@
 """The run folder: all files of a run, with its checkpoint and stored models."""
 
-import errno
 import json
 import math
 import shutil
@@ -468,15 +467,11 @@ class RunFolder:
 
     def unwritable(self, path: Path, error: Exception) -> RunError:
         """Returns the error to raise if a file of the run cannot be written."""
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        full = full or "No space left" in str(error)
-        remedy = "free some space" if full else "check the path and its permissions"
-        what = "the disk is full" if full else why(error)
         then = "the same command begins the run"
         with suppress(RunError):  # what cannot be read cannot be gone on with
             if is_file(self.path / CHECKPOINTS / NEWEST):
                 then = f"`{going_on(self.path)}` goes on from the last completed round"
-        return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
+        return RunError(f"cannot write {path}: {why(error)}. Once it can be written, {then}")
 
 
 def _round_of(row: dict[str, object], path: Path) -> int:
