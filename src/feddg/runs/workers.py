@@ -4,7 +4,6 @@ import atexit
 import json
 import logging
 import os
-import platform
 import re
 import shutil
 import signal
@@ -145,7 +144,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
         RunError: some did not come.
     """
     global _joined
-    place = None if dist.is_available() and dist.is_initialized() else _launch()
+    place = None if dist.is_initialized() else _launch()
     if _joined is None and place is not None:
         rank, size, *local = place
         channel = Channel()
@@ -159,7 +158,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if rank else signal.default_int_handler)
             signal.signal(signal.SIGINT, signal.SIG_DFL if rank else signal.default_int_handler)
         try:
-            channel.join(partial(_meeting, channel, rank, size, local[0]))
+            channel.join(partial(_meeting, rank, size, local[0]))
         except (FeddgError, RuntimeError) as error:
             if rank:  # process 0 says it
                 sys.exit(1)
@@ -178,17 +177,17 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
     return _joined
 
 
-def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, object]:
+def _meeting(rank: int, size: int, local: int) -> dict[str, object]:
     """Returns how to join where torchrun or srun says; NCCL serves if no GPU is shared."""
     from torch.distributed.rendezvous import rendezvous
 
     late = timedelta(minutes=MINUTES_TO_JOIN)
-    channel.store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
     count = torch.cuda.device_count()
     gpu = str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
-    channel.store.set(f"feddg/gpu/{rank}", gpu)
-    gpus = {channel.store.get(f"feddg/gpu/{number}") for number in range(size)}
-    options = {"store": channel.store, "rank": rank, "world_size": size, "timeout": PATIENCE}
+    store.set(f"feddg/gpu/{rank}", gpu)
+    gpus = {store.get(f"feddg/gpu/{number}") for number in range(size)}
+    options = {"store": store, "rank": rank, "world_size": size, "timeout": PATIENCE}
     return options | {"backend": _backend(apart=len(gpus - {b""}) == size)}
 
 
@@ -207,10 +206,6 @@ def _on_loopback() -> None:
 @contextmanager
 def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channel]:
     """Starts workers on this machine, each with its share of the cores, and ends them."""
-    if not dist.is_available():
-        raise ExperimentError(
-            "workers need torch.distributed, which this PyTorch was built without"
-        )
     if dist.is_initialized():
         raise RunError("this process is in a group of torch.distributed already: leave it first")
     _on_loopback()
@@ -348,27 +343,11 @@ def serve(channel: Channel, cache: Path) -> bool:
 def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
     experiment = Experiment(**json.loads(str(job.scalars["experiment"])))
     experiment = _on_device(channel, experiment)
-    with _in_turn(channel, hash_of([str(job.scalars["experiment"])])):
-        images = load_images(experiment, cache, silent)
+    images = load_images(experiment, cache, silent)
     federation = federation_of(experiment, images, cache)
     channel.send(0, Message({}, dict(_about(federation))))
     channel.flush()
     return federation
-
-
-@contextmanager
-def _in_turn(channel: Channel, run: str) -> Iterator[None]:
-    """Holds up the others of a machine until its first process has decoded the images."""
-    if channel.store is None:  # process 0 has decoded them
-        yield
-        return
-    here = f"feddg/{run}/{platform.node()}"
-    if channel.store.add(f"{here}/came", 1) > 1:
-        channel.store.wait([f"{here}/done"], PATIENCE)
-    try:
-        yield
-    finally:  # where it failed, the others say so, too: process 0 hears them one by one
-        channel.store.set(f"{here}/done", "")
 
 
 def _work(channel: Channel, federation: Federation, job: Message) -> None:
@@ -390,25 +369,10 @@ def _work(channel: Channel, federation: Federation, job: Message) -> None:
 def main() -> None:
     """Works for the process that started this one, and ends with it."""
     store, rank, size, backend = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    folder = Path(store).parent
-
-    def clean() -> None:
-        for _ in range(9):  # the other thread may be writing into it just now
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                return
-
-    def alone() -> None:
-        clean()
-        os._exit(1)
-
-    with_parent(alone)
-    try:
-        channel = Channel()
-        channel.join(partial(_group, store, rank, size, backend))
-        serve(channel, cache_folder())
-    finally:
-        clean()
+    with_parent(lambda: os._exit(1))
+    channel = Channel()
+    channel.join(partial(_group, store, rank, size, backend))
+    serve(channel, cache_folder())
 
 
 if __name__ == "__main__":
