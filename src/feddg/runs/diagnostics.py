@@ -29,7 +29,6 @@ FEW: Final = 20
 
 
 MAJORITY: Final = "no-better-than-majority-class"
-ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
 UNSTEADY: Final = "rounds-fluctuate"
@@ -43,7 +42,7 @@ SITE_FAR_BELOW: Final = "site-far-below"
 FEW_IMAGES: Final = "few-images-of-a-class"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
-LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
+LEARNED_NOTHING: Final = frozenset({MAJORITY, UNTRAINED})
 OF_ITS_END: Final = LEARNED_NOTHING | {
     *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE, FAR_BELOW_SEEN),
     *(DOMAIN_AT_CHANCE, SITE_FAR_BELOW),
@@ -52,7 +51,6 @@ OF_ITS_END: Final = LEARNED_NOTHING | {
 CONSTANT_ANSWER: Final = "always answering the most frequent class"
 IN_WORDS: Final = {
     MAJORITY: f"no better than {CONSTANT_ANSWER}",
-    ONE_CLASS: "nearly all predictions are one class",
     UNTRAINED: "worse than before training",
     STILL_RISING: "accuracy was still rising when training ended",
     FAR_BELOW_SEEN: "far worse on the unseen domain than on those of training",
@@ -178,7 +176,6 @@ def about_accuracy(
     round_: int | None,
     split: str = TEST,
     weights: str = LAST,
-    classes: Sequence[str] = (),
     *,
     trains: bool = True,
 ) -> list[Diagnostic]:
@@ -189,7 +186,6 @@ def about_accuracy(
         round_: the round whose accuracy is shown; None gives no warnings.
         split: the split of the accuracy.
         weights: the weights of the accuracy; whether it rises is judged from the last weights.
-        classes: names of the classes, if known.
         trains: whether the method trains; one in closed form has no learning rate.
     """
     numbers, of_last = table.where(weights=weights), table.where(weights=LAST)
@@ -210,7 +206,7 @@ def about_accuracy(
             change = "try other pretrained weights, and "
         # Averages may be measured in the last round alone.
         falls = () if worse else _falls(numbers if len(numbers.rounds) > 1 else of_last)
-        after = [*_majority(result, change), *_one_class(result, classes), *worse, *falls, *rising]
+        after = [*_majority(result, change), *worse, *falls, *rising]
     return gravest_first([*after, *_gap(at_round, result, split)])
 
 
@@ -232,20 +228,6 @@ def _majority(result: SplitAccuracy, change: str = "") -> Iterator[Diagnostic]:
             f"held-out images, the model for {result.accuracy.share:.1%}"
             f"{'; the difference is within chance' if chance else ''}.",
             f"Its labels mean nothing: {change}look at the images.",
-        )
-
-
-def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnostic]:
-    if result.most_predicted is None or result.true is None:
-        return
-    index, share = result.most_predicted
-    true = result.true[index]
-    # Nearly all predictions are of one class, and it occurs much less often.
-    if share >= 0.8 and share - true >= 0.2:
-        name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
-        yield note(
-            ONE_CLASS,
-            f"{share:.1%} of the predictions are {name}, to which {true:.1%} of the images belong.",
         )
 
 
@@ -637,16 +619,14 @@ def about_sites(run: Run) -> Iterator[Diagnostic]:
 
 def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
-    weights, classes = run.default_rule.weights, run.clients.classes if run.clients else ()
-    trains = not run.has_one_round
-    diagnostics = about_accuracy(
-        run.table, run.result.round, weights=weights, classes=classes, trains=trains
-    )
-    astray = LEARNED_NOTHING & {one.code for one in diagnostics}
-    gained = () if UNTRAINED in {one.code for one in diagnostics} else _nothing_gained(run)
+    weights, trains = run.default_rule.weights, not run.has_one_round
+    diagnostics = about_accuracy(run.table, run.result.round, weights=weights, trains=trains)
+    codes = {one.code for one in diagnostics}
+    gained = () if UNTRAINED in codes else _nothing_gained(run)
     diagnostics = gravest_first([*diagnostics, *gained])
     domains = about_domains(run.table.where(round=run.table.round))
-    return [*(about_rate(run) if astray else ()), *diagnostics, *about_sites(run), *domains]
+    rate = about_rate(run) if LEARNED_NOTHING & codes else ()
+    return [*rate, *diagnostics, *about_sites(run), *domains]
 
 
 def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
