@@ -23,12 +23,10 @@ from rich.table import Table
 
 from feddg.comparison.plan import Cell
 from feddg.comparison.pool import Outcome, Reporter, Watcher
-from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
-from feddg.runs.inspection import print_diagnostic
 from feddg.runs.observer import Observer
 from feddg.text import counted, duration, print_line, short
 from feddg.views import in_notebook
@@ -56,7 +54,7 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
 
 
 class Bars(Reporter):
-    """Rich progress: preparation, rounds with clients, images per second and time left.
+    """Rich progress: preparation, rounds with clients, time left and the last accuracies.
 
     Silent when the console is not a terminal.
     """
@@ -65,7 +63,7 @@ class Bars(Reporter):
         super().__init__(self._show_rounds)
         self._progress = _bars(console, TimeRemainingColumn(compact=True), NOTE)
         self._tasks: dict[str, TaskID] = {}
-        self._images, self._seconds, self._scores = 0, 0.0, ""
+        self._scores = ""
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """Shows the rounds."""
@@ -73,20 +71,9 @@ class Bars(Reporter):
         self._show("rounds", label, total=experiment.train.rounds)
         super().start(experiment, first_round)
 
-    def diagnostic(self, found: Diagnostic) -> None:
-        """Prints it."""
-        print_diagnostic(self._progress.console, found)
-
     def work(self, what: str, done: int, total: int) -> None:
         """Shows preparation."""
         self._show(what, what, total=total, completed=done, visible=done < total)
-
-    def client(self, round: int, reply: Update | Refusal) -> None:
-        """Moves the bar by one client's share of a round."""
-        if isinstance(reply, Update):
-            self._images += reply.images
-            self._seconds += reply.seconds
-        super().client(round, reply)
 
     def end(self, status: str) -> None:
         """Removes the bars."""
@@ -94,9 +81,8 @@ class Bars(Reporter):
 
     def _show_rounds(self, news: Mapping[str, Any]) -> None:
         self._scores = news.get("scores", self._scores)
-        speed = f"{self._images / self._seconds:.0f} images/s" if self._seconds else ""
         done = {"completed": news["rounds"]} if "rounds" in news else {}
-        self._progress.update(self._tasks["rounds"], note=f"{speed}  {self._scores}", **done)
+        self._progress.update(self._tasks["rounds"], note=self._scores, **done)
 
     def _show(self, name: str, text: str, **changes: Any) -> None:
         self._progress.start()

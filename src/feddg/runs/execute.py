@@ -491,13 +491,11 @@ def _run(
     )
     for defence in defences.defences:
         defence.keep_in(folder, done)
-    if evaluation is not None:
-        thin = about_support(evaluation.support(), federation.clients.held.classes)
-        # Whoever resumes a run was told when it began.
-        emit(*thin) if checkpoint is None else noted(*thin)
-    noted(*defences.diagnostics)
-    for diagnostic in defences.diagnostics:
-        observer.diagnostic(diagnostic)
+    support = evaluation.support() if evaluation is not None else ()
+    thin = about_support(support, federation.clients.held.classes)
+    # Whoever resumes a run was told when it began.
+    say = emit if checkpoint is None else noted
+    say(*thin, *defences.diagnostics)
     observer.optional |= {name: made(folder.path) for name, made in chosen_trackers().items()}
     # With the number of clients that the images say.
     observer.start(experiment.model_copy(update={"clients": federation.settings.clients}), done + 1)

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
@@ -12,7 +11,7 @@ from feddg.methods.base import Round, RoundHook, State
 from feddg.records import RoundRow
 
 log = logging.getLogger("feddg")
-EVENTS = ("start", "diagnostic", "work", "client", "round", "scores", "end")
+EVENTS = ("start", "work", "client", "round", "scores", "end")
 
 
 class Observer(RoundHook):
@@ -23,9 +22,6 @@ class Observer(RoundHook):
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """The run begins; ``first_round`` is above 1 when it continues."""
-
-    def diagnostic(self, found: Diagnostic) -> None:
-        """A guarantee of a defence, before anything is sent."""
 
     def work(self, what: str, done: int, total: int) -> None:
         """Progress of the preparation: decoding images, collecting clients' statistics."""
