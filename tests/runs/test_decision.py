@@ -8,7 +8,7 @@ from hypothesis import given
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from feddg.evaluation.decision import Decision, Part, decision_metrics, threshold_for
-from feddg.runs.decision import (
+from feddg.runs.details import (
     auroc_interval,
     average_precision_interval,
     decide,

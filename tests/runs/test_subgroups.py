@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from feddg.runs.subgroups import subgroup_rows, worst
+from feddg.runs.details import subgroup_rows, worst
 
 
 def test_many_small_subgroups_give_few_false_alarms():

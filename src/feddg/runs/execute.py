@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from feddg.data.data_set import find_augmentation
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
-from feddg.evaluation.accuracy import Evaluation, Outputs
+from feddg.evaluation.accuracy import Outputs
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -28,7 +28,6 @@ from feddg.readers import with_page
 from feddg.records import (
     ID_VAL,
     WISE_FT,
-    Details,
     EnergyThreshold,
     JsonFile,
     LedgerRow,
@@ -37,7 +36,7 @@ from feddg.records import (
     RoundRow,
     SetupRow,
 )
-from feddg.runs.decision import decided
+from feddg.runs.details import write_details
 from feddg.runs.diagnostics import about_divergence, about_end, about_support
 from feddg.runs.energy import energy, energy_threshold
 from feddg.runs.evaluate import Evaluate
@@ -59,7 +58,6 @@ from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import (
     CLIENTS,
     DEPLOYMENT,
-    DETAILS,
     ENVIRONMENT,
     EXPERIMENT,
     LEDGER,
@@ -71,7 +69,6 @@ from feddg.runs.reading import (
     read_run,
     require_run,
 )
-from feddg.runs.subgroups import by_subgroup
 from feddg.runs.summary import summarize
 from feddg.runs.tracking import chosen_trackers
 from feddg.storage import cache_folder, is_file
@@ -577,27 +574,6 @@ def _last_figures(
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
             draw_unseen(figures, evaluation, logits, classes, settings.seed)
-
-
-def write_details(
-    folder: RunFolder,
-    evaluation: Evaluation,
-    outputs: Sequence[Outputs],
-    which: str,
-    round: int | None,
-) -> None:
-    """Writes what a model gives by decision and subgroup.
-
-    Args:
-        folder: the run's folder.
-        evaluation: the images.
-        outputs: the model's, for all parts of the evaluation.
-        which: the selection rule of the model.
-        round: the round it is from.
-    """
-    decision, subgroups = decided(evaluation, outputs), by_subgroup(evaluation, outputs)
-    details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
-    folder.write_json(DETAILS, details)
 
 
 @contextmanager
