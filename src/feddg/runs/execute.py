@@ -42,7 +42,7 @@ from feddg.runs.energy import energy, energy_threshold
 from feddg.runs.evaluate import Evaluate
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
-from feddg.runs.observer import Observer, Together
+from feddg.runs.observer import Observer, Together, chosen_trackers
 from feddg.runs.prepare import (
     Images,
     Prepare,
@@ -70,7 +70,6 @@ from feddg.runs.reading import (
     require_run,
 )
 from feddg.runs.summary import summarize
-from feddg.runs.tracking import chosen_trackers
 from feddg.storage import cache_folder, is_file
 
 log = logging.getLogger("feddg")
