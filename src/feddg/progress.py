@@ -255,38 +255,35 @@ class Lines(Observer):
 
 
 def observer(quiet: bool = False, verbose: bool = False) -> Observer:
-    """Returns the observer that shows a run on standard error: nothing, bars, or lines."""
-    console = Console(stderr=True)
+    """Returns the observer that shows a run: nothing, bars, or lines."""
+    console = _console()
     if quiet:
         return Observer()
-    return Bars(console) if console.is_terminal and not verbose else Lines(console)
+    bars = (console.is_terminal or console.is_jupyter) and not verbose
+    return Bars(console) if bars else Lines(console)
 
 
 def watcher(quiet: bool = False) -> Watcher:
-    """Returns the watcher that shows many runs on standard error; only their plan if quiet."""
-    console = Console(stderr=True)
+    """Returns the watcher that shows many runs; only their plan if quiet."""
+    console = _console()
     return PlannedRuns(console) if quiet else ManyBars(console)
 
 
 def notebook_observer() -> Observer | None:
-    """Returns the observer that shows a run in a notebook, None elsewhere.
-
-    Bars; or lines without widgets.
-    """
-    if not in_notebook():
-        return None
-    console = _notebook_console()
-    return Bars(console) if console.is_jupyter else Lines(console)
+    """Returns the observer that shows a run in a notebook, None elsewhere."""
+    return observer() if in_notebook() else None
 
 
 def notebook_watcher() -> Watcher | None:
     """Returns the watcher that shows many runs in a notebook; see :func:`notebook_observer`."""
-    return ManyBars(_notebook_console()) if in_notebook() else None
+    return watcher() if in_notebook() else None
 
 
-def _notebook_console() -> Console:
-    """Returns a console with bars if ipywidgets is installed; Rich needs it in a notebook."""
-    return Console(force_jupyter=find_spec("ipywidgets") is not None)
+def _console() -> Console:
+    """Returns standard error, or a notebook's cell; Rich draws its bars there with ipywidgets."""
+    if in_notebook():
+        return Console(force_jupyter=find_spec("ipywidgets") is not None)
+    return Console(stderr=True)
 
 
 @contextmanager
