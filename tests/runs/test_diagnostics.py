@@ -15,13 +15,12 @@ from sklearn.datasets import load_digits
 import feddg
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow, MetricRow
+from feddg.records import ID_VAL, TEST, ClientRow, MetricRow
 from feddg.report.page import write_report
 from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
     FALLS,
-    FAR_BELOW_SEEN,
     LEARNED_NOTHING,
     MAJORITY,
     NOTHING_GAINED,
@@ -296,15 +295,6 @@ def test_fluctuation_is_held_against_the_margin():
     assert text in found.text
     assert not list(about_fluctuation(moved, 0.2))
     assert not list(about_fluctuation(fluctuation({0: 0.5, 1: 0.6}), 0.0))
-
-
-@pytest.mark.parametrize(("seen", "is_named"), [(0.95, True), (0.94, False)])
-def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
-    table = table_of(row(1, [[60, 40], [40, 60]]), numbers(1, ID_TEST, "sketch", seen))
-    found = [one for one in about_accuracy(table, 1) if one.code == FAR_BELOW_SEEN]
-    assert bool(found) == is_named
-    text = "for 60.0% of the images, on domains of the training for 95.0%: 35.0 points more"
-    assert all(text in one.text for one in found)
 
 
 LOSSES = (3, 2.9, 2.0, 1.9, 1.0, 0.9)

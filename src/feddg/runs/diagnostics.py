@@ -36,7 +36,6 @@ FALLS: Final = "validation-falls"
 NOTHING_GAINED: Final = "nothing-over-the-closed-form"
 DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
-FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
 FEW_IMAGES: Final = "few-images-of-a-class"
@@ -44,7 +43,7 @@ OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, UNTRAINED})
 OF_ITS_END: Final = LEARNED_NOTHING | {
-    *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE, FAR_BELOW_SEEN),
+    *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE),
     *(DOMAIN_AT_CHANCE, SITE_FAR_BELOW),
 }
 """What is said of a run as it ended: of one that went on it may no longer be true."""
@@ -53,7 +52,6 @@ IN_WORDS: Final = {
     MAJORITY: f"no better than {CONSTANT_ANSWER}",
     UNTRAINED: "worse than before training",
     STILL_RISING: "accuracy was still rising when training ended",
-    FAR_BELOW_SEEN: "far worse on the unseen domain than on those of training",
     ONE_DOMAIN: "clients have images of one domain, and there the method has nothing to compare",
     NEVER_WEIGHTED: "the penalty never had its weight, because annealing takes more steps",
 }
@@ -189,25 +187,18 @@ def about_accuracy(
         trains: whether the method trains; one in closed form has no learning rate.
     """
     numbers, of_last = table.where(weights=weights), table.where(weights=LAST)
-    at_round = numbers.where(round=round_)
-    result = split_accuracy(at_round, split, table)
-    if result is None:
+    result = split_accuracy(numbers.where(round=round_), split, table)
+    if result is None or result.round == 0:
         return []
-    after: list[Diagnostic] = []
-    if result.round > 0:
-        worse = list(_untrained(of_last, result, split, trains))
-        # More of what made it worse is no advice, even where it has begun to recover.
-        rising = () if worse else [*_rising(of_last, result, split)]
-        rising = rising or [*_unsteady(numbers, result, split)]
-        change = "train longer or with another learning rate, and "
-        if worse:
-            change = ""  # it has its own advice
-        elif not trains:
-            change = "try other pretrained weights, and "
-        # Averages may be measured in the last round alone.
-        falls = () if worse else _falls(numbers if len(numbers.rounds) > 1 else of_last)
-        after = [*_majority(result, change), *worse, *falls, *rising]
-    return gravest_first([*after, *_gap(at_round, result, split)])
+    worse = list(_untrained(of_last, result, split, trains))
+    if worse:  # it has its own advice: more of what made it worse is none, even where it recovers
+        return gravest_first([*_majority(result), *worse, *_unsteady(numbers, result, split)])
+    change = "train longer or with another learning rate"
+    majority = _majority(result, f"{change if trains else 'try other pretrained weights'}, and ")
+    rising = [*_rising(of_last, result, split)] or _unsteady(numbers, result, split)
+    # Averages may be measured in the last round alone.
+    falls = _falls(numbers if len(numbers.rounds) > 1 else of_last)
+    return gravest_first([*majority, *falls, *rising])
 
 
 def learned_from(chance: float) -> float:
@@ -247,23 +238,6 @@ def _untrained(
             f"Training hurts: lower the learning rate{keep}."
             if trains
             else "Other pretrained weights, or larger images, help most.",
-        )
-
-
-def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
-    """Warns if accuracy on training domains is far better than on unseen ones."""
-    if split not in (TEST, VAL):
-        return
-    accuracies = (table.value(part) for part in (ID_TEST, ID_VAL))
-    seen = next((value for value in accuracies if value is not None), 0.0)
-    gap = seen - result.accuracy.share
-    if round(gap, 6) >= 0.35:
-        yield note(
-            FAR_BELOW_SEEN,
-            f"On unseen domains the model is right for {result.accuracy.share:.1%} of the images, "
-            f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
-            "learned there hardly carries over.",
-            "Images of more, and more different, domains help most; then another method.",
         )
 
 
