@@ -11,7 +11,7 @@ from feddg import storage
 from feddg.errors import RunError
 from feddg.methods.base import State
 from feddg.runs import folder as folder_module
-from feddg.runs.folder import RunFolder, drop_weights
+from feddg.runs.folder import RunFolder
 
 
 def test_a_crash_at_any_write_of_a_checkpoint_leaves_a_whole_one(tmp_path, monkeypatch):
@@ -94,15 +94,3 @@ def test_a_page_that_is_written_meanwhile_is_not_swept(tmp_path):
     RunFolder(tmp_path).close()
     assert page.exists()
     assert not old.exists()
-
-
-def test_what_a_kill_left_of_weights_is_swept_and_dropped(tmp_path):
-    places = [tmp_path / name for name in ("", "checkpoint", "models", "snapshots")]
-    own = tmp_path / ".tmp-of-mine"
-    for use in (lambda: RunFolder(tmp_path).close(), lambda: drop_weights(tmp_path)):
-        for place in places:
-            place.mkdir(exist_ok=True)
-            (place / ".tmpA1b2C3").write_text("half")
-        own.write_text("kept")
-        use()
-        assert list(tmp_path.rglob(".tmp*")) == [own]

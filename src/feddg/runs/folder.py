@@ -44,7 +44,6 @@ from feddg.runs.reading import (
     LEDGER,
     METRICS_FILE,
     ROUNDS_FILE,
-    going_on,
     read_rows,
     read_run,
 )
@@ -60,7 +59,6 @@ from feddg.storage import (
     replace_file,
     set_aside,
     sweep_asides,
-    why,
 )
 
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
@@ -212,22 +210,20 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with file_faults(RunError, f"cannot write {path}"):
             self._is_new = not path.exists()
             private_folder(path / CHECKPOINTS)
             self._lock = FileLock(path / ".lock", timeout=0)
-            self._lock.acquire()
-        except Timeout:
-            raise RunError(
-                f"{path} is being written by another process; wait for it to end"
-            ) from None
-        except OSError as error:
-            raise self.unwritable(path, error) from None
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise RunError(
+                    f"{path} is being written by another process; wait for it to end"
+                ) from None
         for folder in (path, path / FIGURES):  # where pages and pictures may be written meanwhile
             sweep_asides(folder)
         for name in (CHECKPOINTS, SNAPSHOTS, MODELS):
             sweep_asides(path / name, older_than=0)
-        _sweep_unfinished(path)
         self._experiment = ""
         self._index: CheckpointIndex | None = None
         # Threads of PyTorch's that waited there would take time from training.
@@ -283,13 +279,11 @@ class RunFolder:
         """Yields the path for a file or folder of the run, for writing inside the block.
 
         Raises:
-            RunError: it cannot be written; the message says why, and how to continue.
+            RunError: it cannot be written.
         """
         path = self.path / name
-        try:
+        with file_faults(RunError, f"cannot write {path}", SafetensorError):
             yield path
-        except (OSError, SafetensorError) as error:
-            raise self.unwritable(path, error) from None
 
     def replace(self, name: str, content: str | bytes) -> None:
         """Replaces a whole file: after a crash it has either the old or the new content."""
@@ -436,18 +430,11 @@ class RunFolder:
         Raises:
             RunError: it is damaged, or of another experiment.
         """
-        try:
-            if not is_file(self.path / CHECKPOINTS / NEWEST):
-                return None
-            index = read_index(self.path)
-            tensors = read_tensors(self.path, index, index.state)
-            memories = {id: read_tensors(self.path, index, n) for id, n in index.memories.items()}
-        except RunError as error:
-            if is_file(self.path / CHECKPOINTS / DROPPED):
-                raise
-            raise RunError(
-                f"{error} The run cannot continue without it; delete {self.path} to start again."
-            ) from None
+        if not is_file(self.path / CHECKPOINTS / NEWEST):
+            return None
+        index = read_index(self.path)
+        tensors = read_tensors(self.path, index, index.state)
+        memories = {id: read_tensors(self.path, index, n) for id, n in index.memories.items()}
         if self._experiment and self._experiment != index.experiment:
             raise RunError(
                 f"{self.path / EXPERIMENT} says experiment {self._experiment}, but the checkpoint "
@@ -464,14 +451,6 @@ class RunFolder:
             index.rounds,
         )
         return Checkpoint(state, memories, index.models)
-
-    def unwritable(self, path: Path, error: Exception) -> RunError:
-        """Returns the error to raise if a file of the run cannot be written."""
-        then = "the same command begins the run"
-        with suppress(RunError):  # what cannot be read cannot be gone on with
-            if is_file(self.path / CHECKPOINTS / NEWEST):
-                then = f"`{going_on(self.path)}` goes on from the last completed round"
-        return RunError(f"cannot write {path}: {why(error)}. Once it can be written, {then}")
 
 
 def _round_of(row: dict[str, object], path: Path) -> int:
@@ -583,19 +562,10 @@ def drop_weights(folder: Path) -> None:
     Raises:
         RunError: a file cannot be deleted.
     """
-    _sweep_unfinished(folder)
     with file_faults(RunError, f"Cannot delete the weights of {folder}"):
         (folder / CHECKPOINTS / DROPPED).touch()
         for file in _weights_files(folder):
             file.unlink(missing_ok=True)
-
-
-def _sweep_unfinished(folder: Path) -> None:
-    """Removes files that safetensors, which names them itself, was writing when it was killed."""
-    for name in ("", CHECKPOINTS, MODELS, SNAPSHOTS):
-        for left in (folder / name).glob(".tmp??????"):
-            with suppress(OSError):
-                left.unlink()
 
 
 def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:
