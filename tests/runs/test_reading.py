@@ -129,7 +129,7 @@ def test_something_else_than_a_run_folder_is_named(folder_maker, tmp_path):
     folder = folder_maker("parent/a").write()
     assert is_run(folder)
     assert read_run(str(folder)).folder == folder
-    with pytest.raises(RunError, match="It holds 1 run folder: name one of them"):
+    with pytest.raises(RunError, match="parent holds no run"):
         read_run(folder.parent)
 
 

@@ -111,8 +111,6 @@ def _launch() -> tuple[int, int, int, int] | None:
         names = ["SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"]
     # As in SLURM_TASKS_PER_NODE=4(x2).
     numbers = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in zip(names, "0101")]
-    if not all(number.isdecimal() for number in numbers):
-        raise ExperimentError(f"{', '.join(names)} must be numbers; they are {', '.join(numbers)}")
     rank, size, local, here = map(int, numbers)
     return (rank, size, local, here) if size > 1 else None
 
