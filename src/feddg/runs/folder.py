@@ -20,18 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from feddg.clients.threads import share_of_process
-from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
 from feddg.records import (
-    ID_VAL,
     LAST,
     OPENED_SUMS,
     PRIVACY,
-    VAL,
     Details,
     JsonFile,
     NumberRow,
@@ -47,7 +44,7 @@ from feddg.runs.reading import (
     read_rows,
     read_run,
 )
-from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule, preferences
+from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule
 from feddg.settings import EvaluateSettings
 from feddg.storage import (
     append_text,
@@ -495,7 +492,6 @@ class KeptModels:
         self.folder, self._rows, self._chosen = folder, list(rows), chosen
         self._start = start
         self.files = dict(files)
-        self._warned: set[str] = set()
 
     def take_in(self, state: State, rows: Sequence[NumberRow]) -> Mapping[str, str]:
         """Stores a completed round's model if a rule chooses it, or WiSE-FT starts from it.
@@ -512,26 +508,10 @@ class KeptModels:
         if rows:
             self._rows += rows
             table = NumberTable(self._rows, self._chosen.select_by, self._chosen.select_over)
-            self._warn_of_no_choice(table.where(weights=LAST))
             for rule in SELECTION_RULES.values():
                 if rule.weights == LAST and rule.name != FINAL.name:
                     self._choose(rule.name, rule.of(table).round, state)
         return self.files
-
-    def _warn_of_no_choice(self, table: NumberTable) -> None:
-        """Reports once per validation split that its metric is undefined for its images."""
-        last = table.round
-        for split in {ID_VAL, VAL} - self._warned:
-            if table.where(round=last).value(split) is not None and last not in preferences(
-                table, split
-            ):
-                self._warned.add(split)
-                warn(
-                    "metric-undefined",
-                    f"{self._chosen.select_by} is not defined for every domain of {split} after "
-                    f"round {last}, as where all images are of one class; no round is chosen by "
-                    "it then (evaluate.select_by).",
-                )
 
     def _choose(self, name: str, round: int | None, state: State) -> None:
         file = f"round-{round}.safetensors"
