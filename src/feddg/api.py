@@ -1,4 +1,4 @@
-"""What programs and the command line call: runs, comparisons and their pages.
+"""What programs and the command line call: runs and comparisons.
 
 Imports happen inside the functions, so that ``feddg --help`` is fast and a run does not load what
 only pages need.
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import collected, emit, logged_once
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError
 from feddg.readers import find, function
 
 if TYPE_CHECKING:
@@ -313,46 +313,3 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     if isinstance(hold_out, str) and hold_out not in PROTOCOLS:
         axes["hold_out"] = [hold_out]
     return ({"seeds": (given.pop("seed"),)} if "seed" in given else {}) | axes, given
-
-
-def report(
-    folders: Path | str | Sequence[Path | str],
-    out: Path | None = None,
-    *,
-    tables: Path | None = None,
-) -> Path | str:
-    """Writes the page of a run, several runs, a comparison, or a results file; returns its path.
-
-    Args:
-        folders: a run folder, several of them, a folder of :func:`compare`, or a results file.
-        out: the page to write; by default ``report.html`` in the folder, or in this one for several
-            runs. For a results file Markdown, or HTML if its name ends in ``.html``; without it,
-            its tables are printed as Markdown.
-        tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
-
-    Raises:
-        RunError: a folder is not a run folder, or an option needs runs and a file is given.
-    """
-    from feddg.report.page import (
-        page_about,
-        tables_of,
-        write_between_marks,
-        write_page,
-        write_tables,
-    )
-
-    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    in_html = out is not None and out.suffix == ".html"
-    as_text = len(paths) == 1 and paths[0].is_file() and not in_html
-    if as_text and tables is not None:
-        raise RunError(f"{paths[0]} is a results file: of the options, only --out applies to it")
-    page = page_about(paths)
-    if as_text:
-        if out is None:
-            return tables_of(page)
-        write_between_marks(out, page)
-        return out
-    if tables is not None:
-        write_tables(page, tables)
-    default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-    return write_page(page, out or default)
