@@ -442,7 +442,7 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, caplog):
     about = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(about | {"precision": "bfloat16"}))
     resume(folder)
-    assert "precision bfloat16, now float32" in caplog.text
+    assert "precision bfloat16 and goes on with float32" in caplog.text
 
 
 def test_a_run_that_its_budget_ends_is_measured_at_its_end(tmp_path, monkeypatch):

@@ -527,15 +527,14 @@ def _run(
 
 def _compare_machines(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Warns if a run goes on where numbers come out otherwise than where it began."""
-    of = {name: (str(before[name]), str(now[name])) for name in SAME if name in before}
-    other = [f"{n} {a}, now {b}" for n, (a, b) in of.items() if a.split(":")[0] != b.split(":")[0]]
-    if other:
-        warn(
-            "another-machine",
-            f"The run began otherwise ({'; '.join(other)}): it does not end with the numbers of "
-            "one that never stopped.",
-            "Go on where it began, or say precision and device when a run begins.",
-        )
+    for name in SAME:
+        began, goes_on = (str(machine.get(name, "")).split(":")[0] for machine in (before, now))
+        if began and began != goes_on:
+            warn(
+                "another-machine",
+                f"The run began with {name} {began} and goes on with {goes_on}: it does not end "
+                "with the numbers of one that never stopped.",
+            )
 
 
 def _last_figures(
