@@ -1,4 +1,4 @@
-"""Progress of runs: bars on a terminal, a line now and then elsewhere."""
+"""Plans of runs, and their progress: bars on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -24,15 +25,17 @@ from rich.table import Table
 from feddg.comparison.plan import Cell
 from feddg.comparison.pool import Outcome, Reporter, Watcher
 from feddg.evaluation.accuracy import Score
-from feddg.experiment import Experiment
+from feddg.experiment import DEFAULT, Experiment
 from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
+from feddg.runs.inspection import print_clients, print_diagnostic
 from feddg.runs.observer import Observer
-from feddg.text import counted, duration, print_line, short
+from feddg.text import counted, duration, print_line, short, value_text
 from feddg.views import in_notebook
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
+    from feddg.runs.beforehand import Preview
 
 SILENCE_SECONDS = 30.0
 """Without a terminal, a line is printed at least this often."""
@@ -113,6 +116,39 @@ def print_plan(console: Console, comparison: "Comparison") -> None:
         console,
         f"{counted(len(folders), 'run')}{shared}: {complete} complete, {started} to "
         f"continue, {len(missing) - started} to start; in {comparison.folder}",
+    )
+
+
+def print_missing(done: "Comparison") -> None:
+    """Prints what prevents a comparison that was not run, and what its next step would be."""
+    from feddg.comparison.compare import why_hopeless
+    from feddg.comparison.trials import TRIALS
+
+    console = Console(stderr=True)
+    if (hopeless := why_hopeless(done)) is not None:
+        print_line(console, f"as things are, no run could start: {hopeless}")
+    if done.missing and done.folder.name == TRIALS:
+        print_line(console, "the table's runs follow, with the values that are picked")
+
+
+def show_preview(found: "Preview") -> None:
+    """Prints every setting of a planned run, where it comes from, and what the run takes."""
+    console, figures = Console(), found.forecast
+    table = Table("setting", "value", "where from", box=None, pad_edge=False)
+    for path, setting in found.settings.items():
+        style = "dim" if setting.source == DEFAULT else None
+        table.add_row(path, escape(value_text(setting.value)), escape(setting.source), style=style)
+    console.print(table)
+    print_line(console, f"run folder: {found.folder} ({found.state})")
+    roles = ", ".join(f"{role} {count}" for role, count in figures.splits.items() if count)
+    print_line(console, f"images: {roles}")
+    print_clients(console, figures.clients)
+    for diagnostic in figures.diagnostics:
+        print_diagnostic(console, diagnostic)
+    print_line(
+        console,
+        f"memory: {figures.weights:,} weights, {decimal(figures.weight_bytes)} with gradients and "
+        f"optimizer; {decimal(figures.pixel_bytes)} of decoded images in the cache",
     )
 
 
