@@ -95,8 +95,7 @@ DEAL_OUT = "Deal the domains out with --partition iid, or heterogeneous with --h
 class Loaded(NamedTuple):
     """The experiment's images: usable rows, their pixels, and the skipped files.
 
-    ``ignored`` lists other files in their folder by kind; ``surveyed`` tells how images are stored,
-    ``reading`` how they are read.
+    ``ignored`` lists other files in their folder by kind; ``surveyed`` tells how images are stored.
     """
 
     table: ImageTable
@@ -105,7 +104,6 @@ class Loaded(NamedTuple):
     contents: ImagesFile
     ignored: dict[str, list[str]]
     surveyed: Survey
-    reading: Reading
 
 
 def _hashes(table: ImageTable, images: ImagesFile, data: DataSettings) -> list[str]:
@@ -181,7 +179,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
         with quiet_pillow(tiled=True):
             table = cut(table, data.tile)  # a row for every tile
     pixels = ArrayPixels(numpy.empty((0, data.image_size, data.image_size, 3), numpy.uint8))
-    return Loaded(table, pixels, bad, contents, {}, Survey({}, {}), Reading.of(data))
+    return Loaded(table, pixels, bad, contents, {}, Survey({}, {}))
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -200,7 +198,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
     )
     ignored = ignored_files(table, data.leave_out)
-    return Loaded(*opened, contents, ignored, surveyed, Reading.of(data))
+    return Loaded(*opened, contents, ignored, surveyed)
 
 
 def _check_names(experiment: Experiment, table: ImageTable) -> None:
@@ -221,11 +219,11 @@ def _check_names(experiment: Experiment, table: ImageTable) -> None:
     decision_of(experiment.evaluate, table.class_names)
 
 
-def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
+def table_diagnostics(data: DataSettings, loaded: Loaded) -> list[Diagnostic]:
     """Returns warnings about an experiment's images, for any partition."""
     return [
         *about_ignored(loaded.ignored),
-        *about_survey(loaded.surveyed, loaded.reading),
+        *about_survey(loaded.surveyed, Reading.of(data)),
         *about_labels(loaded.table, [image.path for image in loaded.bad]),
     ]
 
@@ -415,7 +413,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used with these settings.
     """
     loaded = load_table(experiment, cache, progress)
-    emit(*table_diagnostics(loaded))
+    emit(*table_diagnostics(experiment.data, loaded))
     images = deal(experiment, loaded)
     emit(*split_diagnostics(experiment, loaded, images))
     return images
