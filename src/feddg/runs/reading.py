@@ -376,10 +376,8 @@ class Run(Shown):
     def pictures(self) -> list[tuple[Path, str]]:
         """The pictures of the run with their captions, in the order of the captions file."""
         folder = self.folder / "figures"
-        captions = read_captions(folder)
-        files = sorted(path.name for path in folder.glob("*.png") if path.is_file())
-        ordered = [*(n for n in captions if n in files), *(n for n in files if n not in captions)]
-        return [(folder / name, str(captions.get(name, ""))) for name in ordered]
+        pictures = ((folder / name, text) for name, text in read_captions(folder).items())
+        return [(file, text) for file, text in pictures if file.is_file()]
 
 
 def read_captions(folder: Path) -> dict[str, str]:
