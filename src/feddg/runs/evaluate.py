@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from feddg.diagnostics import warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
@@ -58,13 +57,6 @@ class Evaluate(RoundHook):
             raise ExperimentError(
                 "server.wise_ft: auto chooses on in-domain validation images, and there are none "
                 "here; set data.id_val above 0, or choose a share such as 0.5"
-            )
-        if wise_ft != "none" and federation.settings.model.weights is None:
-            warn(
-                "wise-ft-from-random-weights",
-                "server.wise_ft mixes in the weights that training started from, and these are "
-                "random.",
-                "Choose pretrained weights (model.weights), or leave server.wise_ft out.",
             )
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []
