@@ -67,10 +67,9 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
 
 
 def _can_be_had(model: ModelSettings) -> bool:
-    if model.weights != IMAGENET:
-        return True
     try:
-        require_weights(model.backbone, IMAGENET)
+        if model.weights == IMAGENET:
+            require_weights(model.backbone, IMAGENET)
     except WeightsError as error:
         warn("weights-not-had", f"{error}. Nothing was said of weights, so it is the latter.")
         return False
