@@ -126,11 +126,14 @@ def resume(
     cached = cache_folder(cache)
     others = joined(cached, workers)
     device, number = placed(device, others.size if others else workers)
+    chosen = execute.experiment_of(Path(folder), cached)
+    if device is not None:
+        chosen = chosen.model_copy(update={"device": device})
     with together(number, others) as prepare:
-        done = execute.resume(
-            folder,
+        done = execute.carry_out(
+            Path(folder),
+            chosen,
             observer=observer or notebook_observer(),
-            device=device,
             cache=cached,
             prepare=prepare,
         )

@@ -210,28 +210,18 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
     return None if thresholds is None else thresholds.models.get(fingerprint(model))
 
 
-def resume(
-    folder: Path | str,
-    *,
-    observer: Observer | None = None,
-    device: str | None = None,
-    cache: Path | None = None,
-    prepare: Prepare = in_process,
-) -> Run:
-    """Continues the run in ``folder`` from its last completed round.
+def experiment_of(folder: Path, cache: Path | None) -> Experiment:
+    """Returns the experiment of a run that is to go on here.
 
     Raises:
         RunError: the folder holds no run, or a deployment's; its experiment was changed, or its
             images are not those it began with.
     """
-    path = Path(folder)
-    require_run(path)
-    _refuse_deployment(path)
-    experiment = load_stored(path / EXPERIMENT)
-    if device is not None:
-        experiment = experiment.model_copy(update={"device": device})
-    check_images(path, experiment, cache)
-    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+    require_run(folder)
+    _refuse_deployment(folder)
+    experiment = load_stored(folder / EXPERIMENT)
+    check_images(folder, experiment, cache)
+    return experiment
 
 
 def _refuse_deployment(path: Path) -> None:
