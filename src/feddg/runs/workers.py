@@ -142,7 +142,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
         RunError: some did not come.
     """
     global _joined
-    place = None if dist.is_initialized() else _launch()
+    place = None if dist.is_available() and dist.is_initialized() else _launch()
     if _joined is None and place is not None:
         rank, size, *local = place
         channel = Channel()
