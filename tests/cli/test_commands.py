@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import json
 import platform
 import re
 import subprocess
@@ -105,12 +106,13 @@ def test_nothing_heavy_is_imported_before_it_is_needed():
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
 
 
-def test_methods_are_listed_with_a_line_about_each(feddg):
-    code, shown, _ = feddg("methods")
+def test_methods_as_json(feddg):
+    code, shown, _ = feddg("methods", "--json")
+    methods = {row["name"]: row for row in json.loads(shown)}
     assert code == 0
-    rows = {line.split()[0]: line for line in shown.splitlines() if line.strip()}
-    assert "fisc" in rows["pardon"]
-    assert "fedavg" in rows
+    assert methods["pardon"]["aliases"] == ["fisc"]
+    assert methods["pardon"]["settings"]["gamma1"]["default"] == 0.75
+    assert "fedavg" in methods
 
 
 @pytest.mark.parametrize(

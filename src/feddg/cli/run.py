@@ -10,12 +10,14 @@ from feddg.diagnostics import logged_once
 from feddg.options import (
     DryRunOption,
     ExperimentCommand,
+    JsonOption,
     OptionsCommand,
     QuietOption,
     TrackOption,
     VerboseOption,
     launcher_options,
     options_of,
+    print_json,
     resumable,
     show,
     takes,
@@ -179,12 +181,25 @@ def forget(
 
 
 @app.command(rich_help_panel="Look around")
-def methods() -> None:
+def methods(as_json: JsonOption = False) -> None:
     """List the methods, with a line about each."""
+    from feddg.methods import base
+
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "title": method.title,
+                "aliases": list(method.aliases),
+                "summary": method.summary,
+                "settings": method.Settings.model_json_schema().get("properties", {}),
+            }
+            for name, method in base.methods().items()
+        ]
+        print_json(rows)
+        return
     from rich.console import Console
     from rich.table import Table
-
-    from feddg.methods import base
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
     for method in base.methods().values():

@@ -539,7 +539,7 @@ def settings_are_checked(make: Make) -> Found:
     fields = type(method).Settings.model_fields.items()
     plain = [name for name, field in fields if not field.description]
     if plain:
-        return f"setting {plain[0]!r} has no description", "Its page says nothing of it"
+        return f"setting {plain[0]!r} has no description", "`feddg methods` shows nothing of it"
     return None
 
 
