@@ -49,7 +49,8 @@ from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.beforehand import with_weights_at_hand
-from feddg.runs.prepare import Images, idle_clients, in_process, unreached_weight
+from feddg.runs.idle import idle_clients, unreached_weight
+from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,
     ExperimentSettings,

@@ -37,7 +37,7 @@ from feddg.report.text import (
     table_from,
 )
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING
-from feddg.runs.prepare import DEAL_OUT, ONE_DOMAIN
+from feddg.runs.idle import DEAL_OUT, ONE_DOMAIN
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.text import (

@@ -15,8 +15,8 @@ from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
 from feddg.models.backbones import FEATURES
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
+from feddg.runs.idle import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.runs.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
-from feddg.runs.prepare import NEVER_WEIGHTED, ONE_DOMAIN
 from feddg.runs.reading import Run, going_on, read_run
 from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET

@@ -71,11 +71,11 @@ from feddg.evaluation.decision import Decision
 from feddg.experiment import Experiment
 from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.inprocess import InProcess
-from feddg.methods.base import Method, title_of
+from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.domains import DomainMethod, PenalisedLosses
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
+from feddg.runs.idle import idle_clients, unreached_weight
 from feddg.settings import (
     IMAGENET,
     DataSettings,
@@ -87,9 +87,6 @@ from feddg.settings import (
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 from feddg.text import counted
-
-ONE_DOMAIN, NEVER_WEIGHTED = "one-domain-clients", "annealing-never-ends"
-DEAL_OUT = "Deal the domains out with --partition iid, or heterogeneous with --heterogeneity 1."
 
 
 class Loaded(NamedTuple):
@@ -679,56 +676,6 @@ def _chooses_nothing(
             f"{counted(most, 'step')} in a round: each tries its last model alone, and sends it.",
             "Lower train.select_every.",
         )
-
-
-def unreached_weight(
-    method: Method, train: TrainSettings, rounds: int, clients: Iterable[tuple[int, int]]
-) -> list[Diagnostic]:
-    """Returns what to say where no client takes the steps after which a penalty has its weight.
-
-    Args:
-        method: the method.
-        train: how clients train.
-        rounds: the number of all rounds.
-        clients: the number of domains and of images of each; asked for only if it matters.
-    """
-    if not isinstance(method, PenalisedLosses) or method.weight <= 1:
-        return []
-    counts = [*clients]
-    if all(domains < 2 for domains, _ in counts):
-        return []
-    steps = rounds * max(steps_of_round(train, images) for _, images in counts)
-    if steps > method.annealing:
-        return []
-    text = (
-        f"No client takes more than {counted(steps, 'step')}, and {title_of(method.name)}'s weight "
-        f"counts after {method.annealing} (method.{method.anneals}): until then it is 1."
-    )
-    advice = "In a short run 1 may be the best weight: a larger one keeps a network from learning."
-    return [warning(NEVER_WEIGHTED, text, advice)]
-
-
-def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
-    """Returns what to say where a method that compares a client's domains does nothing, or less.
-
-    Args:
-        method: the method.
-        domains: the number of each client's domains.
-    """
-    if not isinstance(method, DomainMethod):
-        return []
-    alone, title = [count < 2 for count in domains], title_of(method.name)
-    if not any(alone):
-        return []
-    if not all(alone):
-        some = f"{sum(alone)} of {len(alone)} clients have images of one domain: "
-        text = f"{some}there {title} has nothing to compare."
-        return [note(ONE_DOMAIN, text)]
-    text = (
-        f"{title} compares the domains within a client, and every client has one domain: it has "
-        "nothing to do, and trains plainly."
-    )
-    return [warning(ONE_DOMAIN, text, DEAL_OUT)]
 
 
 def build_evaluation(
