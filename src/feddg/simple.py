@@ -49,7 +49,7 @@ from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.beforehand import with_weights_at_hand
-from feddg.runs.idle import idle_clients, unreached_weight
+from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
 from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,
@@ -220,6 +220,7 @@ class Federation(federation.Federation):
             cache=cache,
             another=another,
         )
+        emit(*about_normalization(self.network, settings))
         known = self.transport.domains if self.remote else self.clients
         if len(known) == settings.clients.number:
             emit(*idle_clients(method, (domains for domains, _ in self._counts())))

@@ -389,7 +389,7 @@ def _prepared(
     sites = Sites(transport, held, experiment.hold_out.val)
     transport.registry.on_registration = join_late
     clients = ((len(site.domains), site.images) for site in registered.values())
-    emit(*about_settings(experiment, _said(experiment), method, clients))
+    emit(*about_settings(experiment, _said(experiment), method, network, clients))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(
         deployment, experiment, sites.held, federation.worker, cache

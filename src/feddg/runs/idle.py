@@ -1,12 +1,15 @@
-"""What is said before round 1 of methods that do less than their names promise."""
+"""What is said before round 1 of methods and layers that do less than their names promise."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from feddg.clients.client import steps_of_round
 from feddg.diagnostics import Diagnostic, note, warning
+from feddg.errors import first_names
 from feddg.methods.base import Method, title_of
 from feddg.methods.domains import DomainMethod, PenalisedLosses
-from feddg.settings import TrainSettings
+from feddg.models.network import Network
+from feddg.models.normalization import batch_norms
+from feddg.settings import ExperimentSettings, TrainSettings
 from feddg.text import counted
 
 ONE_DOMAIN, NEVER_WEIGHTED = "one-domain-clients", "annealing-never-ends"
@@ -61,3 +64,24 @@ def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
         "nothing to do, and trains plainly."
     )
     return [warning(ONE_DOMAIN, text, DEAL_OUT)]
+
+
+def about_normalization(network: Network, settings: ExperimentSettings) -> Iterator[Diagnostic]:
+    """Warns of batch normalisation that nobody trains although it seems so."""
+    model, layers = settings.model, batch_norms(network)
+    if model.normalization == "frozen" and model.weights is not None:
+        fresh = [
+            name
+            for name, layer in layers.items()
+            if layer.running_mean is not None
+            and layer.running_var is not None
+            and not layer.running_mean.any()
+            and bool((layer.running_var == 1).all())
+        ]
+        if fresh:
+            yield warning(
+                "new-normalisation-frozen",
+                "model.normalization is frozen, and new layers, which have no statistics yet, "
+                f"never normalise: {first_names(fresh)}.",
+                "Set model.normalization to train.",
+            )

@@ -74,8 +74,9 @@ from feddg.federation.inprocess import InProcess
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import require_weights, weights_digest
+from feddg.models.network import Network
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.runs.idle import idle_clients, unreached_weight
+from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
 from feddg.settings import (
     IMAGENET,
     DataSettings,
@@ -629,7 +630,7 @@ def federation_of(
     # A complete experiment, such as a stored one, does not tell what its user said.
     whole = experiment.given.keys() >= type(experiment).model_fields.keys() - {"name"}
     given = {} if whole else experiment.given
-    emit(*about_settings(experiment, given, method, zip(counts, sizes)))
+    emit(*about_settings(experiment, given, method, network, zip(counts, sizes)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
@@ -642,6 +643,7 @@ def about_settings(
     experiment: Experiment,
     given: Fields,
     method: Method,
+    network: Network,
     clients: Iterable[tuple[int, int]],
 ) -> list[Diagnostic]:
     """Returns what to say of an experiment's settings before it trains.
@@ -650,12 +652,15 @@ def about_settings(
         experiment: the experiment.
         given: what its user said of it.
         method: its method.
+        network: what it trains.
         clients: the number of domains and of images of each client that trains.
     """
     counts, train = [*clients], experiment.train
+    said = without_effect(experiment, given)
     return [
-        *(warning("without-effect", text) for text in without_effect(experiment, given)),
+        *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
+        *about_normalization(network, experiment),
         *_chooses_nothing(method, train, (images for _, images in counts)),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
