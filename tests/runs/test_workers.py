@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from functools import partial
 from socket import socket
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 
 from feddg.api import resume, run
 from feddg.clients.threads import threads
-from feddg.errors import ExperimentError, RunError, WorkerLost
+from feddg.errors import DataError, ExperimentError, RunError, WorkerLost
 from feddg.experiment import Experiment
 from feddg.methods.base import State
 from feddg.privacy import noise
@@ -161,6 +162,28 @@ def test_workers_share_the_gpus(monkeypatch):
     assert workers.devices_of(single, 2) == [gpus[1]] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert workers.devices_of(experiment, 2) == [gpus[0]] * 2
+
+
+def test_the_first_of_a_machine_decodes_and_holds_up_the_others_until_it_ends():
+    order, first, second = [], Channel(), Channel()
+    first.store = second.store = torch.distributed.HashStore()
+
+    def follow():
+        with workers._in_turn(second, "run"):
+            order.append("second")
+
+    def decode():
+        with workers._in_turn(first, "run"):
+            thread.start()
+            thread.join(0.2)
+            order.append("first")
+            raise DataError("there are no images here")
+
+    thread = threading.Thread(target=follow)
+    with pytest.raises(DataError):
+        decode()
+    thread.join(60)
+    assert order == ["first", "second"]
 
 
 def launched(arguments, **environment):

@@ -1,5 +1,6 @@
 """Commands about experiments: demo, run, compare, resume, forget, methods."""
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from feddg import api
 from feddg.diagnostics import logged_once
+from feddg.errors import ExperimentError
 from feddg.options import (
     DryRunOption,
     ExperimentCommand,
@@ -81,6 +83,8 @@ def run(
     is complete, its results are shown; if it was interrupted, it continues.
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
+    for name in overrides.keys() & inspect.signature(api.run).parameters.keys():
+        raise ExperimentError(f"--set {name}: an experiment has no such field; use the option")
     if dry_run:
         from feddg.progress import show_preview
         from feddg.runs.beforehand import preview

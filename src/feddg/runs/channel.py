@@ -107,6 +107,7 @@ class Channel:
         device: where tensors arrive that were on a GPU.
         direct: whether these go from GPU to GPU; otherwise through the memory of the hosts.
         local: number of this process among those of its machine, and how many they are.
+        store: where processes of several machines have met; None for those of one.
         expected: the workers whose replies to the last job are still to come, in their order.
     """
 
@@ -114,6 +115,7 @@ class Channel:
         self._watch = watch
         self.rank, self.size, self.device = 0, 1, torch.device("cpu")
         self.direct, self.local = False, (0, 1)
+        self.store: Any = None
         self.expected = deque[int]()
         self._under_way = deque[tuple[list[Any], int]]()
         self._bytes = 0

@@ -426,9 +426,16 @@ class RunFolder:
         """
         if not is_file(self.path / CHECKPOINTS / NEWEST):
             return None
-        index = read_index(self.path)
-        tensors = read_tensors(self.path, index, index.state)
-        memories = {id: read_tensors(self.path, index, n) for id, n in index.memories.items()}
+        try:
+            index = read_index(self.path)
+            tensors = read_tensors(self.path, index, index.state)
+            memories = {id: read_tensors(self.path, index, n) for id, n in index.memories.items()}
+        except RunError as error:
+            if is_file(self.path / CHECKPOINTS / DROPPED):
+                raise
+            raise RunError(
+                f"{error} The run cannot continue without it; delete {self.path} to start again."
+            ) from None
         if self._experiment and self._experiment != index.experiment:
             raise RunError(
                 f"{self.path / EXPERIMENT} says experiment {self._experiment}, but the checkpoint "

@@ -4,6 +4,7 @@ import atexit
 import json
 import logging
 import os
+import platform
 import re
 import shutil
 import signal
@@ -156,7 +157,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL if rank else signal.default_int_handler)
             signal.signal(signal.SIGINT, signal.SIG_DFL if rank else signal.default_int_handler)
         try:
-            channel.join(partial(_meeting, rank, size, local[0]))
+            channel.join(partial(_meeting, channel, rank, size, local[0]))
         except (FeddgError, RuntimeError) as error:
             if rank:  # process 0 says it
                 sys.exit(1)
@@ -175,17 +176,17 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
     return _joined
 
 
-def _meeting(rank: int, size: int, local: int) -> dict[str, object]:
+def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, object]:
     """Returns how to join where torchrun or srun says; NCCL serves if no GPU is shared."""
     from torch.distributed.rendezvous import rendezvous
 
     late = timedelta(minutes=MINUTES_TO_JOIN)
-    store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
+    channel.store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
     count = torch.cuda.device_count()
     gpu = str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
-    store.set(f"feddg/gpu/{rank}", gpu)
-    gpus = {store.get(f"feddg/gpu/{number}") for number in range(size)}
-    options = {"store": store, "rank": rank, "world_size": size, "timeout": PATIENCE}
+    channel.store.set(f"feddg/gpu/{rank}", gpu)
+    gpus = {channel.store.get(f"feddg/gpu/{number}") for number in range(size)}
+    options = {"store": channel.store, "rank": rank, "world_size": size, "timeout": PATIENCE}
     return options | {"backend": _backend(apart=len(gpus - {b""}) == size)}
 
 
@@ -341,11 +342,27 @@ def serve(channel: Channel, cache: Path) -> bool:
 def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
     experiment = Experiment(**json.loads(str(job.scalars["experiment"])))
     experiment = _on_device(channel, experiment)
-    images = load_images(experiment, cache, silent)
+    with _in_turn(channel, hash_of([str(job.scalars["experiment"])])):
+        images = load_images(experiment, cache, silent)
     federation = federation_of(experiment, images, cache)
     channel.send(0, Message({}, dict(_about(federation))))
     channel.flush()
     return federation
+
+
+@contextmanager
+def _in_turn(channel: Channel, run: str) -> Iterator[None]:
+    """Holds up the others of a machine until its first process has decoded the images."""
+    if channel.store is None:  # process 0 has decoded them
+        yield
+        return
+    here = f"feddg/{run}/{platform.node()}"
+    if channel.store.add(f"{here}/came", 1) > 1:
+        channel.store.wait([f"{here}/done"], PATIENCE)
+    try:
+        yield
+    finally:  # where it failed, the others say so, too: process 0 hears them one by one
+        channel.store.set(f"{here}/done", "")
 
 
 def _work(channel: Channel, federation: Federation, job: Message) -> None:
