@@ -1,17 +1,15 @@
-"""What programs and the command line call: runs, comparisons and their pages.
+"""What programs and the command line call: runs and comparisons.
 
 Imports happen inside the functions, so that ``feddg --help`` is fast and a run does not load what
 only pages need.
 """
 
-import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import collected, emit, logged_once
-from feddg.errors import ExperimentError, RunError, WorkerLost, need
+from feddg.errors import ExperimentError, need
 from feddg.readers import find, function
 
 if TYPE_CHECKING:
@@ -21,8 +19,6 @@ if TYPE_CHECKING:
     from feddg.experiment import Experiment
     from feddg.runs.observer import Observer
     from feddg.runs.reading import Run
-
-log = logging.getLogger("feddg")
 
 
 @collected()
@@ -69,7 +65,7 @@ def run(
     from feddg.experiment import load_experiment
     from feddg.progress import notebook_observer
     from feddg.runs import execute
-    from feddg.runs.beforehand import with_names_of_domains, with_weights_at_hand
+    from feddg.runs.beforehand import with_weights_at_hand
     from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.runs.workers import joined, placed, together
@@ -78,7 +74,7 @@ def run(
     others = joined(cached, workers)
     if predictions:
         need("parquet", "Parquet", otherwise="leave out predictions")
-    asked = with_names_of_domains(load_experiment(experiment, fields))
+    asked = load_experiment(experiment, fields)
     device, number = placed(asked.device, others.size if others else workers)
     chosen = with_weights_at_hand(asked.model_copy(update={"device": device}))
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
@@ -86,7 +82,7 @@ def run(
         raise ExperimentError(
             f"snapshots: there is no round {odd[0]}; the run has {chosen.train.rounds}"
         )
-    with _resumable(), together(number, others) as prepare:
+    with together(number, others) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
@@ -130,11 +126,14 @@ def resume(
     cached = cache_folder(cache)
     others = joined(cached, workers)
     device, number = placed(device, others.size if others else workers)
-    with _resumable(), together(number, others) as prepare:
-        done = execute.resume(
-            folder,
+    chosen = execute.experiment_of(Path(folder), cached)
+    if device is not None:
+        chosen = chosen.model_copy(update={"device": device})
+    with together(number, others) as prepare:
+        done = execute.carry_out(
+            Path(folder),
+            chosen,
             observer=observer or notebook_observer(),
-            device=device,
             cache=cached,
             prepare=prepare,
         )
@@ -146,18 +145,6 @@ def _ensure_page(folder: Path) -> None:
     """Writes a run's page and model card if they do not exist and a package can write them."""
     if (ensure := find("ensure_report")) is not None:
         ensure(folder)
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """Says how to continue a run that Ctrl-C, or the death of a worker, ended."""
-    how = "the same command or call goes on from the last completed round"
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(how) from None
-    except WorkerLost as error:
-        raise RunError(f"{error}; {how}, with any number of workers") from None
 
 
 @logged_once()
@@ -329,46 +316,3 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     if isinstance(hold_out, str) and hold_out not in PROTOCOLS:
         axes["hold_out"] = [hold_out]
     return ({"seeds": (given.pop("seed"),)} if "seed" in given else {}) | axes, given
-
-
-def report(
-    folders: Path | str | Sequence[Path | str],
-    out: Path | None = None,
-    *,
-    tables: Path | None = None,
-) -> Path | str:
-    """Writes the page of a run, several runs, a comparison, or a results file; returns its path.
-
-    Args:
-        folders: a run folder, several of them, a folder of :func:`compare`, or a results file.
-        out: the page to write; by default ``report.html`` in the folder, or in this one for several
-            runs. For a results file Markdown, or HTML if its name ends in ``.html``; without it,
-            its tables are printed as Markdown.
-        tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
-
-    Raises:
-        RunError: a folder is not a run folder, or an option needs runs and a file is given.
-    """
-    from feddg.report.page import (
-        page_about,
-        tables_of,
-        write_between_marks,
-        write_page,
-        write_tables,
-    )
-
-    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
-    in_html = out is not None and out.suffix == ".html"
-    as_text = len(paths) == 1 and paths[0].is_file() and not in_html
-    if as_text and tables is not None:
-        raise RunError(f"{paths[0]} is a results file: of the options, only --out applies to it")
-    page = page_about(paths)
-    if as_text:
-        if out is None:
-            return tables_of(page)
-        write_between_marks(out, page)
-        return out
-    if tables is not None:
-        write_tables(page, tables)
-    default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
-    return write_page(page, out or default)

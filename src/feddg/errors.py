@@ -66,6 +66,10 @@ class AdaptationError(FeddgError):
 class WorkerLost(RunError):
     """A process that a run is worked on by is gone; the run goes on when it is resumed."""
 
+    def __str__(self) -> str:
+        how = "the same command or call goes on from the last completed round"
+        return f"{super().__str__()}; {how}, with any number of workers"
+
 
 class NotEnoughUpdates(RunError):
     """Raised for a round with too few good updates; it is tried again with other clients."""

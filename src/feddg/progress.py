@@ -1,4 +1,4 @@
-"""Progress of runs: bars on a terminal, a line now and then elsewhere."""
+"""Plans of runs, and their progress: bars on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -23,18 +24,18 @@ from rich.table import Table
 
 from feddg.comparison.plan import Cell
 from feddg.comparison.pool import Outcome, Reporter, Watcher
-from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
-from feddg.experiment import Experiment
+from feddg.experiment import DEFAULT, Experiment
 from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
-from feddg.runs.inspection import print_diagnostic
+from feddg.runs.inspection import print_clients, print_diagnostic
 from feddg.runs.observer import Observer
-from feddg.text import counted, duration, print_line, short
+from feddg.text import counted, duration, print_line, short, value_text
 from feddg.views import in_notebook
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
+    from feddg.runs.beforehand import Preview
 
 SILENCE_SECONDS = 30.0
 """Without a terminal, a line is printed at least this often."""
@@ -56,7 +57,7 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
 
 
 class Bars(Reporter):
-    """Rich progress: preparation, rounds with clients, images per second and time left.
+    """Rich progress: preparation, rounds with clients, time left and the last accuracies.
 
     Silent when the console is not a terminal.
     """
@@ -65,7 +66,7 @@ class Bars(Reporter):
         super().__init__(self._show_rounds)
         self._progress = _bars(console, TimeRemainingColumn(compact=True), NOTE)
         self._tasks: dict[str, TaskID] = {}
-        self._images, self._seconds, self._scores = 0, 0.0, ""
+        self._scores = ""
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """Shows the rounds."""
@@ -73,20 +74,9 @@ class Bars(Reporter):
         self._show("rounds", label, total=experiment.train.rounds)
         super().start(experiment, first_round)
 
-    def diagnostic(self, found: Diagnostic) -> None:
-        """Prints it."""
-        print_diagnostic(self._progress.console, found)
-
     def work(self, what: str, done: int, total: int) -> None:
         """Shows preparation."""
         self._show(what, what, total=total, completed=done, visible=done < total)
-
-    def client(self, round: int, reply: Update | Refusal) -> None:
-        """Moves the bar by one client's share of a round."""
-        if isinstance(reply, Update):
-            self._images += reply.images
-            self._seconds += reply.seconds
-        super().client(round, reply)
 
     def end(self, status: str) -> None:
         """Removes the bars."""
@@ -94,9 +84,8 @@ class Bars(Reporter):
 
     def _show_rounds(self, news: Mapping[str, Any]) -> None:
         self._scores = news.get("scores", self._scores)
-        speed = f"{self._images / self._seconds:.0f} images/s" if self._seconds else ""
         done = {"completed": news["rounds"]} if "rounds" in news else {}
-        self._progress.update(self._tasks["rounds"], note=f"{speed}  {self._scores}", **done)
+        self._progress.update(self._tasks["rounds"], note=self._scores, **done)
 
     def _show(self, name: str, text: str, **changes: Any) -> None:
         self._progress.start()
@@ -127,6 +116,39 @@ def print_plan(console: Console, comparison: "Comparison") -> None:
         console,
         f"{counted(len(folders), 'run')}{shared}: {complete} complete, {started} to "
         f"continue, {len(missing) - started} to start; in {comparison.folder}",
+    )
+
+
+def print_missing(done: "Comparison") -> None:
+    """Prints what prevents a comparison that was not run, and what its next step would be."""
+    from feddg.comparison.compare import why_hopeless
+    from feddg.comparison.trials import TRIALS
+
+    console = Console(stderr=True)
+    if (hopeless := why_hopeless(done)) is not None:
+        print_line(console, f"as things are, no run could start: {hopeless}")
+    if done.missing and done.folder.name == TRIALS:
+        print_line(console, "the table's runs follow, with the values that are picked")
+
+
+def show_preview(found: "Preview") -> None:
+    """Prints every setting of a planned run, where it comes from, and what the run takes."""
+    console, figures = Console(), found.forecast
+    table = Table("setting", "value", "where from", box=None, pad_edge=False)
+    for path, setting in found.settings.items():
+        style = "dim" if setting.source == DEFAULT else None
+        table.add_row(path, escape(value_text(setting.value)), escape(setting.source), style=style)
+    console.print(table)
+    print_line(console, f"run folder: {found.folder} ({found.state})")
+    roles = ", ".join(f"{role} {count}" for role, count in figures.splits.items() if count)
+    print_line(console, f"images: {roles}")
+    print_clients(console, figures.clients)
+    for diagnostic in figures.diagnostics:
+        print_diagnostic(console, diagnostic)
+    print_line(
+        console,
+        f"memory: {figures.weights:,} weights, {decimal(figures.weight_bytes)} with gradients and "
+        f"optimizer; {decimal(figures.pixel_bytes)} of decoded images in the cache",
     )
 
 
@@ -269,38 +291,35 @@ class Lines(Observer):
 
 
 def observer(quiet: bool = False, verbose: bool = False) -> Observer:
-    """Returns the observer that shows a run on standard error: nothing, bars, or lines."""
-    console = Console(stderr=True)
+    """Returns the observer that shows a run: nothing, bars, or lines."""
+    console = _console()
     if quiet:
         return Observer()
-    return Bars(console) if console.is_terminal and not verbose else Lines(console)
+    bars = (console.is_terminal or console.is_jupyter) and not verbose
+    return Bars(console) if bars else Lines(console)
 
 
 def watcher(quiet: bool = False) -> Watcher:
-    """Returns the watcher that shows many runs on standard error; only their plan if quiet."""
-    console = Console(stderr=True)
+    """Returns the watcher that shows many runs; only their plan if quiet."""
+    console = _console()
     return PlannedRuns(console) if quiet else ManyBars(console)
 
 
 def notebook_observer() -> Observer | None:
-    """Returns the observer that shows a run in a notebook, None elsewhere.
-
-    Bars; or lines without widgets.
-    """
-    if not in_notebook():
-        return None
-    console = _notebook_console()
-    return Bars(console) if console.is_jupyter else Lines(console)
+    """Returns the observer that shows a run in a notebook, None elsewhere."""
+    return observer() if in_notebook() else None
 
 
 def notebook_watcher() -> Watcher | None:
     """Returns the watcher that shows many runs in a notebook; see :func:`notebook_observer`."""
-    return ManyBars(_notebook_console()) if in_notebook() else None
+    return watcher() if in_notebook() else None
 
 
-def _notebook_console() -> Console:
-    """Returns a console with bars if ipywidgets is installed; Rich needs it in a notebook."""
-    return Console(force_jupyter=find_spec("ipywidgets") is not None)
+def _console() -> Console:
+    """Returns standard error, or a notebook's cell; Rich draws its bars there with ipywidgets."""
+    if in_notebook():
+        return Console(force_jupyter=find_spec("ipywidgets") is not None)
+    return Console(stderr=True)
 
 
 @contextmanager

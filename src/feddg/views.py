@@ -7,7 +7,7 @@ from feddg.readers import find
 
 
 class Shown:
-    """An object that a notebook shows as tables and curves, and ``print`` in a few lines."""
+    """An object that a notebook shows as tables, and ``print`` in a few lines."""
 
     def __repr__(self) -> str:
         text_of = find("text_of")

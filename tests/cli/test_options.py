@@ -131,7 +131,7 @@ def test_each_command_takes_the_fields_that_suit_it():
 def test_what_flags_say_arrives_as_nested_fields(feddg, monkeypatch):
     said = {}
     monkeypatch.setattr(beforehand, "preview", lambda file, out, again, **given: said.update(given))
-    monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
+    monkeypatch.setattr("feddg.progress.show_preview", lambda found: None)
     feddg("run", "--lr", "0.5", "--hold-out", "val=ink,test=a,b", "--root", "x", "--dry-run",
           "--normalization", "frozen", "--set", "train.momentum=0.9")  # fmt: skip
     assert said == {
@@ -172,7 +172,7 @@ def test_hold_out_spellings(text, held):
 def test_a_short_name_that_is_set_keeps_the_fields_beside_it(feddg, monkeypatch):
     said = {}
     monkeypatch.setattr(beforehand, "preview", lambda file, out, again, **given: said.update(given))
-    monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
+    monkeypatch.setattr("feddg.progress.show_preview", lambda found: None)
     feddg("run", "--image-size", "16", "--clients-per-round", "2", "--clients", "6", "--dry-run",
           "--set", "data=digits", "--set", "clients=4", "--set", "method.mu=0.1",
           "--set", "method=fedprox")  # fmt: skip

@@ -638,7 +638,7 @@ def test_domains_that_are_held_out_in_turn_are_those_of_the_options(tmp_path):
     for number in range(6):
         (tmp_path / f"{number}.png").touch()
     (tmp_path / "t.csv").write_text(lines)
-    data = {"source": "table", "root": str(tmp_path / "t.csv"), "leave_out": ["C"]}
+    data = {"source": "table", "root": str(tmp_path / "t.csv"), "leave_out": ["c"]}
     data["options"] = {"path": "file", "domain": "site"}
     plan = Plan(base={"data": data}, hold_out="lodo", methods=["fedavg"])
     assert [cell.held_out for cell in expand_plan(plan)] == ["a", "b"]

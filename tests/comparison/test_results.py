@@ -544,7 +544,6 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
     for arguments, fault in (
         ((path, "--out", other), "notes.md already exists and is not overwritten"),
         ((path, "--out", path), "kept.csv already exists and is not overwritten"),
-        ((path, "--tables", tmp_path / "t"), "only --out applies to it"),
         ((other,), "is no results file"),
         ((path, "--out", tmp_path), "Cannot read"),
     ):
@@ -552,6 +551,8 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
         assert code != 0
         assert fault in str(error)
     assert (other.read_text(), path.read_text()) == ("mine", HEADS + GOOD)
+    assert reported(path, "--tables", tmp_path / "t")[0] == 0
+    assert (tmp_path / "t/tables.md").is_file()
 
 
 def test_two_results_for_a_cell_are_refused_where_tables_would_mix_them(tmp_path):

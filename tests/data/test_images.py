@@ -151,26 +151,6 @@ def named(*names: str) -> ImageTable:
     return ImageTable((), none, none, ("c",), names, root=Path("."))
 
 
-def test_domain_names_are_compared_without_case_and_separators(subtests: pytest.Subtests) -> None:
-    for name, position in [
-        ("Real World", 3),
-        ("real_world", 3),
-        ("REALWORLD", 3),
-        ("P", 2),
-        ("a", 0),
-        ("Clipart", 1),
-    ]:
-        with subtests.test(name=name, position=position):
-            assert named("Art", "Clipart", "Product", "Real-World").domain_id(name) == position
-
-
-def test_an_exact_domain_name_wins_over_a_similar_one() -> None:
-    table = named("real world", "Real_World")
-    assert table.domain_id("Real_World") == 1
-    with pytest.raises(DataError):
-        table.domain_id("realworld")
-
-
 def test_unknown_domain_suggests_the_nearest_and_lists_all() -> None:
     with pytest.raises(DataError, match=r"'skech' \(did you mean 'sketch'\?\).*photo, sketch"):
         named("photo", "sketch").domain_id("skech")

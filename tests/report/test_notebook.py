@@ -5,7 +5,6 @@ import io
 import json
 import re
 import types
-from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
@@ -13,8 +12,7 @@ from PIL import Image
 from feddg.comparison.compare import Comparison
 from feddg.comparison.plan import load_plan
 from feddg.prediction.predict import PredictedImages, Prediction
-from feddg.report.charts import axis, line_chart, line_of
-from feddg.report.notebook import _drawn, html_of
+from feddg.report.notebook import html_of
 from feddg.runs.reading import Run, read_run
 
 
@@ -22,7 +20,7 @@ def pictures(page):
     return re.findall(r'src="data:(image/[a-z+]+);base64,([^"]+)"', page)
 
 
-def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
+def test_a_run_shows_a_table_and_what_speaks_against_it(folder_maker):
     folder = folder_maker(classes=["<b>dog", "a$b$", "horse"], test=["<i>photo"]).write()
     page = Run(folder)._repr_html_()
     assert page == read_run(folder)._repr_html_()
@@ -31,39 +29,6 @@ def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
     assert "&lt;i&gt;photo" in page
     assert "<i>" not in page
     assert "<script" not in page
-    assert "Click a name" not in page, "nothing in it can be clicked"
-    ((kind, drawn),) = pictures(page)
-    assert kind == "image/svg+xml"
-    picture = ElementTree.fromstring(base64.b64decode(drawn))
-    svg = "{http://www.w3.org/2000/svg}"
-    names = [text.text for text in picture.iter(f"{svg}text")]
-    assert "round" in names
-    assert any("<i>photo" in name for name in names)
-    for line in picture.iter(f"{svg}polyline"):
-        places = [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
-        assert len(places) == 7
-        across = [60 + 400 * n / 6 for n in range(7)]
-        assert [x for x, _ in places] == pytest.approx(across, abs=0.01)
-        assert all(15 <= y <= 250 for _, y in places)
-
-
-def test_curves_stand_where_their_numbers_say():
-    """Within a frame from (60, 250), the lowest round and value, to (460, 15), the highest."""
-    lines = [line_of([(1, 0.2), (2, 0.6), (3, 0.4)], "a", "#123456", scale=100)]
-    chart = line_chart(lines, "", axis("round"), axis("accuracy (%)"))
-    picture = base64.b64decode(_drawn(chart).partition(",")[2]).decode()
-    assert 'points="60.0,250.0 260.0,15.0 460.0,132.5"' in picture
-    ticks = re.findall(r'y="(\S+)" text-anchor="end">(\S+)<', picture)
-    assert [(float(at) - 4, text) for at, text in ticks] == [
-        (pytest.approx(250 - 235 * (value - 20) / 40, abs=0.01), str(value))
-        for value in (20, 30, 40, 50, 60)
-    ]
-
-
-def test_a_single_value_is_a_curve_too():
-    chart = line_chart([line_of([(4, 0.5)], "a", "#123456")], "", axis("round"), axis("y"))
-    picture = base64.b64decode(_drawn(chart).partition(",")[2]).decode()
-    assert 'points="260.0,132.5"' in picture
 
 
 def test_a_run_that_has_measured_nothing_is_shown(folder_maker):

@@ -15,17 +15,15 @@ from sklearn.datasets import load_digits
 import feddg
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow, MetricRow
+from feddg.records import ID_VAL, TEST, ClientRow, MetricRow
 from feddg.report.page import write_report
 from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
     FALLS,
-    FAR_BELOW_SEEN,
     LEARNED_NOTHING,
     MAJORITY,
     NOTHING_GAINED,
-    ONE_CLASS,
     SITE_FAR_BELOW,
     STILL_RISING,
     TOO_LARGE,
@@ -36,7 +34,6 @@ from feddg.runs.diagnostics import (
     about_rate,
     about_result,
     about_sites,
-    about_training,
     causes_of_failure,
     lower_rate,
     result_sentence_of,
@@ -84,13 +81,12 @@ def test_an_interval_of_recall_counts_images_that_several_models_label_once():
 def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     """The case of the issue: 60 % correct, one class 60 % of the images, 98 % of predictions."""
     table = table_of(row(0, START), row(1, [[589, 7, 0], [198, 6, 0], [192, 4, 4]]))
-    majority, one_class = about_accuracy(table, 1, classes=("cat", "dog", "owl"))
+    (majority,) = about_accuracy(table, 1)
     assert (majority.code, majority.severity) == (MAJORITY, "warning")
-    assert (one_class.code, one_class.severity) == (ONE_CLASS, "note")
     assert "most frequent class: that is right for 59.6% of the held-out images" in majority.text
     assert majority.advice
-    assert one_class.text.startswith("97.9% of the predictions are the class 'cat', to which 59.6%")
     at = split_accuracy(table.where(round=1))
+    assert at.most_predicted == (0, pytest.approx(979 / 1000))
     assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
     assert at.guessing == pytest.approx(1 / 3)
 
@@ -287,15 +283,6 @@ def test_rounds_that_gained_nothing_over_the_closed_form_are_named(tmp_path, end
         )
 
 
-@pytest.mark.parametrize(("seen", "is_named"), [(0.95, True), (0.94, False)])
-def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
-    table = table_of(row(1, [[60, 40], [40, 60]]), numbers(1, ID_TEST, "sketch", seen))
-    found = [one for one in about_accuracy(table, 1) if one.code == FAR_BELOW_SEEN]
-    assert bool(found) == is_named
-    text = "for 60.0% of the images, on domains of the training for 95.0%: 35.0 points more"
-    assert all(text in one.text for one in found)
-
-
 LOSSES = (3, 2.9, 2.0, 1.9, 1.0, 0.9)
 
 
@@ -467,7 +454,8 @@ def test_a_domain_at_chance_is_named_where_the_others_are_learned(subtests):
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {"largest": 1.0}, []),  # one class a domain
     ]:
         with subtests.test(accuracies=accuracies, fields=fields, named=named):
-            assert list(about_domains(in_domain(accuracies, **fields))) == named
+            found = about_domains(in_domain(accuracies, **fields))
+            assert [one.text.split("'")[1] for one in found] == named
 
 
 def test_a_domain_whose_rare_class_is_known_is_learned():
@@ -477,15 +465,6 @@ def test_a_domain_whose_rare_class_is_known_is_learned():
         for one in table.where(metric="accuracy")
     ]
     assert list(about_domains(NumberTable([*table, *known]))) == []
-
-
-def test_a_domain_that_is_learned_in_the_end_is_not_named():
-    slow, stays = {"a": 0.8, "b": 0.8, "c": 0.1}, {"a": 0.9, "b": 0.9, "c": 0.85}
-    first, last = in_domain(slow, round_=1), in_domain(stays, round_=5)
-    again = in_domain(slow, round_=5)
-    assert about_training(NumberTable([*first, *last])) == []
-    (found,) = about_training(NumberTable([*first, *again]))
-    assert "after round 1" in found.text
 
 
 def test_a_round_without_one_of_the_domains_is_not_on_the_curve():

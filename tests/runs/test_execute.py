@@ -298,7 +298,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(tmp_path, cache, monk
         real(tensors, path, metadata)
 
     monkeypatch.setattr(folder_module, "save_file", full)
-    with pytest.raises(RunError, match=r"disk is full.*free some space.*feddg resume"):
+    with pytest.raises(RunError, match=r"cannot write .*No space left"):
         run(chosen, tmp_path, cache=cache)
     folder = tmp_path / chosen.label
     assert json.loads((folder / "checkpoint/checkpoint.json").read_text())["round"] == 1
@@ -344,17 +344,6 @@ def test_a_gpu_that_is_full_is_told_with_the_remedy(tmp_path, cache, monkeypatch
     monkeypatch.setattr("feddg.federation.inprocess.train", full)
     with pytest.raises(RunError, match=r"Tried to allocate 2.00 GiB. Lower train.batch_size"):
         run(experiment(), tmp_path, cache=cache, report=False)
-
-
-def test_before_the_first_checkpoint_no_resume_is_recommended(tmp_path, cache, monkeypatch):
-    def full(path, content):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(folder_module, "replace_bytes", full)
-    with pytest.raises(RunError, match=r"then the same command begins the run$"):
-        run(experiment(), tmp_path, cache=cache)
-    monkeypatch.undo()
-    run(experiment(), tmp_path, cache=cache, report=False)
 
 
 def test_a_run_stopped_before_its_first_checkpoint_begins_anew(tmp_path, cache, monkeypatch):
@@ -453,7 +442,7 @@ def test_a_run_that_goes_on_elsewhere_says_so(tmp_path, caplog):
     about = json.loads((folder / "environment.json").read_text())
     (folder / "environment.json").write_text(json.dumps(about | {"precision": "bfloat16"}))
     resume(folder)
-    assert "precision bfloat16, now float32" in caplog.text
+    assert "precision bfloat16 and goes on with float32" in caplog.text
 
 
 def test_a_run_that_its_budget_ends_is_measured_at_its_end(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from feddg import storage
 from feddg.errors import RunError
 from feddg.methods.base import State
 from feddg.runs import folder as folder_module
-from feddg.runs.folder import RunFolder, drop_weights
+from feddg.runs.folder import RunFolder
 
 
 def test_a_crash_at_any_write_of_a_checkpoint_leaves_a_whole_one(tmp_path, monkeypatch):
@@ -55,23 +55,21 @@ def test_two_processes_do_not_write_one_folder(tmp_path):
         RunFolder(tmp_path / "r")
 
 
-def test_a_failed_runs_folder_stays_where_it_holds_anything_else(tmp_path):
-    folder = tmp_path / "new/mine"
-    with RunFolder(folder) as ours:
+def test_a_failed_runs_folder_stays_where_it_was_there_before(tmp_path):
+    with RunFolder(tmp_path / "new") as ours:
         ours.write_json("figures/captions.json", {})
-        (folder / "notes.txt").write_text("mine")
         ours.remove_unstarted()
-        assert (folder / "figures/captions.json").is_file()
-        (folder / "notes.txt").unlink()
-        ours.remove_unstarted()
-        assert not folder.parent.exists()
-    folder.mkdir(parents=True)
-    (folder / "notes.txt").write_text("mine")
-    with RunFolder(folder) as theirs:
+    assert not ours.path.exists()
+    for name in ("checkpoint/checkpoint.json", "privacy.jsonl", "opened_sums.jsonl"):
+        with RunFolder(tmp_path / name.replace("/", "-")) as begun:
+            begun.replace(name, "")
+            begun.remove_unstarted()
+        assert (begun.path / name).is_file()
+    (tmp_path / "theirs").mkdir()
+    with RunFolder(tmp_path / "theirs") as theirs:
         theirs.write_json("clients.json", {})
-        (folder / "notes.txt").unlink()
         theirs.remove_unstarted()
-        assert (folder / "clients.json").is_file()
+    assert (theirs.path / "clients.json").is_file()
 
 
 def test_what_no_checkpoint_names_is_swept_out_of_the_models(tmp_path):
@@ -96,15 +94,3 @@ def test_a_page_that_is_written_meanwhile_is_not_swept(tmp_path):
     RunFolder(tmp_path).close()
     assert page.exists()
     assert not old.exists()
-
-
-def test_what_a_kill_left_of_weights_is_swept_and_dropped(tmp_path):
-    places = [tmp_path / name for name in ("", "checkpoint", "models", "snapshots")]
-    own = tmp_path / ".tmp-of-mine"
-    for use in (lambda: RunFolder(tmp_path).close(), lambda: drop_weights(tmp_path)):
-        for place in places:
-            place.mkdir(exist_ok=True)
-            (place / ".tmpA1b2C3").write_text("half")
-        own.write_text("kept")
-        use()
-        assert list(tmp_path.rglob(".tmp*")) == [own]

@@ -15,23 +15,20 @@ from torch.nn.functional import cross_entropy
 
 from feddg.api import compare
 from feddg.comparison.plan import Plan, expand_plan, plan_with_weights_at_hand
-from feddg.data.data_set import load_source
 from feddg.data.partition import partitioned_alike
 from feddg.data.splits import ROLES
 from feddg.diagnostics import collected, silent
-from feddg.errors import DataError, WeightsError
+from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
 from feddg.runs import beforehand
-from feddg.runs.beforehand import forecast, with_names_of_domains, with_weights_at_hand
+from feddg.runs.beforehand import forecast, with_weights_at_hand
 from feddg.runs.prepare import (
     Images,
-    _chosen_by_target,
     give_memory_back,
     in_process,
     load_images,
 )
-from feddg.settings import EvaluateSettings
 from federations import federation
 from image_folders import noise
 
@@ -88,65 +85,6 @@ def test_a_complete_experiment_is_left_as_it_is() -> None:
     stored = Experiment(**FOLDER, preset="fedig", model={"weights": None}).model_dump(mode="json")
     again = Experiment(**stored)
     assert (again.model.backbone, again.data.image_size) == ("resnet18", 224)
-
-
-def domains_in(root, *names):
-    for name in names:
-        for label in ("a", "b"):
-            (root / name / label).mkdir(parents=True)
-            Image.new("RGB", (8, 8), (label == "a" and "red") or "blue").save(
-                root / name / label / "1.png"
-            )
-    return root
-
-
-def held(test, **more):
-    return with_names_of_domains(Experiment(hold_out=test, **more))
-
-
-@pytest.mark.parametrize("said", ["Bccd", "BCCD", "b-c_cd", "bccd"])
-def test_a_held_out_domain_is_one_run_however_it_is_written(tmp_path, said):
-    root = domains_in(tmp_path / "cells", "bccd", "Art House", "third")
-    data = {"source": "folder", "root": root}
-    chosen = held(said, data=data)
-    assert chosen.id == Experiment(hold_out="bccd", data=data).id
-    assert chosen.label == Experiment(hold_out="bccd", data=data).label
-    several = held({"test": [said, "art_house"], "val": "T"}, data=data)
-    assert several.hold_out.test == ("bccd", "Art House")
-    assert several.hold_out.val == ("third",)
-    file = tmp_path / "experiment.yaml"
-    file.write_text(f"data: {{source: folder, root: {root}}}\nhold_out: {said}\n")
-    assert with_names_of_domains(load_experiment(file)).id == chosen.id
-    plan = Plan(methods=["fedavg"], base={"data": data}, hold_out=[said, ["Third", said]])
-    assert [cell.held_out for cell in expand_plan(plan)] == ["bccd", "third+bccd"]
-    based = Plan(methods=["fedavg"], base={"data": data, "hold_out": said})
-    assert expand_plan(based)[0].experiment.hold_out.test == ("bccd",)
-
-
-def test_a_folder_of_two_characters_for_one_is_the_same_run_however_it_is_written(tmp_path):
-    one, two = "Caf\u00e9", "Cafe\u0301"
-    data = {"source": "folder", "root": domains_in(tmp_path / "cells", two, "bar", "club")}
-    assert held(one, data=data).hold_out.test == held(two, data=data).hold_out.test == (one,)
-
-
-def test_data_sets_of_known_domains_and_tables_say_how_they_are_written(tmp_path):
-    assert held("Sketch", data="digits").id == Experiment(hold_out="sketch", data="digits").id
-    table = tmp_path / "features.csv"
-    table.write_text("label,domain,x\na,North,1\nb,North,2\na,south,1\nb,south,3\n")
-    data = {"source": "features", "root": table, "features": 1}
-    assert held("north", data=data, model="features").hold_out.test == ("North",)
-    gone = {"source": "folder", "root": tmp_path / "gone"}
-    assert held("North", data=gone).hold_out.test == ("North",)
-
-
-def test_domains_that_differ_in_case_alone_stay_two(tmp_path):
-    root = domains_in(tmp_path / "cells", "bccd", "third")
-    if (root / "Bccd").exists():
-        pytest.skip("this file system does not tell cases apart")
-    data = {"source": "folder", "root": domains_in(root, "Bccd")}
-    assert held("Bccd", data=data).id != held("bccd", data=data).id
-    with pytest.raises(DataError, match=r"'BCCD', and several .*Bccd, bccd.*write one exactly"):
-        load_source("folder", root).domain_id(held("BCCD", data=data).hold_out.test[0])
 
 
 @pytest.fixture
@@ -390,16 +328,3 @@ def test_clients_of_a_few_classes_choose_by_images_of_these(tmp_path: Path) -> N
     expected = partitioned_alike(plain.partition, domains, plain.seed)
     for one, places in zip(plain, expected):
         assert one.validation.rows.tolist() == plain.splits.id_val[places].tolist()
-
-
-@pytest.mark.parametrize(
-    ("target", "by", "said"),
-    [
-        ("specificity", "specificity", True),
-        ("sensitivity", "sensitivity", True),
-        ("sensitivity", "specificity", False),
-    ],
-)
-def test_rounds_chosen_by_what_the_threshold_is_made_to_reach_are_said(target, by, said):
-    evaluate = EvaluateSettings(**{"decision": "3", target: 0.9, "select_by": by})
-    assert [one.code for one in _chosen_by_target(evaluate)] == ["chosen-by-target"] * said

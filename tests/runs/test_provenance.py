@@ -1,6 +1,5 @@
 """A run's images are part of it: what changes them is noticed, wherever the run is used again."""
 
-import logging
 import os
 import shutil
 from pathlib import Path
@@ -197,17 +196,6 @@ def test_compare_stops_before_anything_is_run(root, tmp_path):
     assert not compare(plan, again=True, **where).failures
     runs = sorted(path.name for path in (tmp_path / "p").iterdir() if path.is_dir())
     assert runs[1] == f"{runs[0]}.2"
-
-
-def test_a_run_that_says_nothing_of_its_images_is_warned_about(done, root, caplog):
-    folder = done().folder
-    (folder / IMAGES).unlink()
-    remove_half(root)
-    with caplog.at_level(logging.WARNING):
-        assert done().folder == folder
-    (warning,) = [r for r in caplog.records if "does not say which images" in r.getMessage()]
-    assert "\n" not in warning.getMessage()
-    assert done(again=True).folder != folder
 
 
 def test_nothing_is_read_again_that_has_not_changed(done, root, monkeypatch):

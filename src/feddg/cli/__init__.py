@@ -3,8 +3,8 @@
 A module per group of commands: ``run`` (demo, run, compare, resume, forget, methods) and ``data``.
 Commands that read run folders come with their packages (:mod:`feddg.readers`), those of other
 packages from the entry-point group ``feddg.commands``: a function, whose parameters become
-arguments and options, or a Typer app. What they share is in :mod:`feddg.options`; ``output`` shows
-plans. Heavy imports wait until a command needs them.
+arguments and options, or a Typer app. What they share is in :mod:`feddg.options`. Heavy imports
+wait until a command needs them.
 """
 
 import logging

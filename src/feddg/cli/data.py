@@ -54,14 +54,11 @@ def get_data(
         for number, step in enumerate(publication.steps, start=1):
             typer.echo(f"  {number}. {step}")
         raise typer.Exit(1)
-    chosen = [("--revision", options.get("revision")), ("--from", options.get("source"))]
-    more = [str(text) for option in chosen if option[1] for text in option]
-    more += ["--keep"] if options.get("keep") else []
-    folder = ["--root", str(root or "FOLDER")]
-    words = ["feddg", "data", "get", name, *folder, *more, "--accept-licence"]
     if root is None or not accept_licence:
         typer.echo(
-            f"Nothing was downloaded. If you accept its licence: {shlex.join(words)}", err=True
+            "Nothing was downloaded. Say where to with --root FOLDER and, if you accept the "
+            "licence, --accept-licence.",
+            err=True,
         )
         raise typer.Exit(1)
     with working(quiet) as progress:

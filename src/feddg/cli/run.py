@@ -86,7 +86,7 @@ def run(
     for name in overrides.keys() & inspect.signature(api.run).parameters.keys():
         raise ExperimentError(f"--set {name}: an experiment has no such field; use the option")
     if dry_run:
-        from feddg.cli.output import show_preview
+        from feddg.progress import show_preview
         from feddg.runs.beforehand import preview
 
         show_preview(preview(experiment, options["out"], again=options["again"], **overrides))
@@ -124,8 +124,7 @@ def compare(
     You can stop it and give the same command again: complete runs are kept, interrupted ones
     continue.
     """
-    from feddg.cli.output import print_missing
-    from feddg.progress import watcher
+    from feddg.progress import print_missing, watcher
 
     track(tracked)
     if seeds is not None:

@@ -30,7 +30,7 @@ from feddg.errors import DataError, ExperimentError, nearest, schema_faults
 from feddg.experiment import NOT_IDENTITY, Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
-from feddg.runs.beforehand import as_written, with_weights_at_hand
+from feddg.runs.beforehand import with_weights_at_hand
 from feddg.runs.prepare import cache_folder, deal, load_undecoded, own_split_holds_out
 from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import (
@@ -761,34 +761,31 @@ def _scenarios(plan: Plan) -> list[tuple[HeldOut | None, str]]:
             "plan: hold_out is set both in the plan and in its base; leave it out of the base"
         )
     if not plan.hold_out:
-        hold_out = _written(base.get("hold_out") or {}, data)
+        hold_out = _complete(base.get("hold_out") or {})
         return [(hold_out if any(hold_out.values()) else None, _heading(hold_out))]
     if isinstance(plan.hold_out, str):
         preset = chosen_preset(base) or preset_of(source)
         root, options = data.get("root"), data.get("options") or {}
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, root, **options).domain_names
-        said = {"": data.get("leave_out") or ()}
-        left_out = as_written(said, source, root and Path(root), options)[""]
+        left_out = data.get("leave_out") or ()
         domains = tuple(name for name in domains if name not in left_out)
         listed: list[HeldOut] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
         entries = (expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out)
-        listed = [_written(entry, data) for entry in entries]
+        listed = [_complete(entry) for entry in entries]
     headings = [_heading(entry) for entry in listed]
     if len(set(headings)) < len(headings):
         headings = [_heading(entry, with_val=True) for entry in listed]
     return list(zip(listed, headings))
 
 
-def _written(fields: Fields, data: Fields) -> HeldOut:
-    """Returns a hold-out with the names that the data set gives its domains."""
+def _complete(fields: Fields) -> HeldOut:
+    """Returns a hold-out with both of its roles."""
     with schema_faults(ExperimentError, "plan: hold_out: ", HoldOut.model_fields):
-        said = dict(HoldOut(**fields))
-    source, root = str(data.get("source", "folder")), data.get("root")
-    return as_written(said, source, root and Path(root), data.get("options") or {})
+        return dict(HoldOut(**fields))
 
 
 def _heading(hold_out: HeldOut, with_val: bool = False) -> str:

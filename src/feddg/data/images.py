@@ -267,19 +267,13 @@ class ImageTable:
     def domain_id(self, name: str) -> int:
         """Returns the position of a domain in ``domain_names``.
 
-        Case, blanks, ``_`` and ``-`` do not matter, and one letter stands for the only domain that
-        begins with it (P, A, C and S in PACS).
-
         Raises:
-            DataError: no domain, or more than one, matches the name.
+            DataError: there is no domain of this name.
         """
-        matches, wanted = spelt_alike(name, self.domain_names), plain_name(name)
-        if len(matches) == 1:
-            return self.domain_names.index(matches[0])
-        hint = nearest(name, self.domain_names)
-        if matches:
-            hint = f", and several are called nearly that ({', '.join(matches)}): write one exactly"
-        elif wanted in map(plain_name, self.class_names):
+        if (exact := composed(name)) in self.domain_names:
+            return self.domain_names.index(exact)
+        wanted, hint = plain_name(name), nearest(name, self.domain_names)
+        if wanted in map(plain_name, self.class_names):
             hint = ", but a class: folders must be ROOT/DOMAIN/CLASS"
         elif wanted in ("all", "each", "lodo"):
             hint = " (to hold each out in turn: feddg compare --hold-out lodo)"
@@ -359,20 +353,6 @@ def _listed(root: Path, rows: Sequence[tuple[str, str, str]], layout: str) -> Im
         )
     domains, labels, paths = zip(*rows)
     return listed_images(root, paths, labels, domains)
-
-
-def spelt_alike(name: str, names: Sequence[str]) -> list[str]:
-    """Returns which of several names one may mean: itself; else all that are spelt almost alike.
-
-    Case, blanks, ``_`` and ``-`` do not matter, and one letter stands for what begins with it.
-    """
-    if name in names:
-        return [name]
-    wanted = plain_name(name)
-    alike = [other for other in names if plain_name(other) == wanted]
-    if len(wanted) == 1 and not alike:
-        alike = [other for other in names if plain_name(other).startswith(wanted)]
-    return alike
 
 
 def plain_name(name: str) -> str:

@@ -37,7 +37,6 @@ from feddg.data.images import (
     is_dicom,
     open_image,
     plain_name,
-    spelt_alike,
 )
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import ROLES, Splits
@@ -425,7 +424,7 @@ def ignored_files(table: ImageTable, left_out: Sequence[str] = ()) -> dict[str, 
             deeper = path.count("/") - _LEVELS
             kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
             domain = path.partition("/")[0]
-            if any(spelt_alike(name, [domain]) for name in left_out):
+            if domain in left_out:
                 continue
         elif re.fullmatch(r"\.\d+|without a suffix", kind) and is_dicom(table.root / path):
             kind = UNNAMED_DICOM

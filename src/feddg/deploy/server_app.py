@@ -28,7 +28,7 @@ from feddg.deploy.site import (
 )
 from feddg.deploy.transport import DeploymentFile, FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration
-from feddg.diagnostics import Diagnostic, Progress, emit, warn
+from feddg.diagnostics import Progress, emit, warn
 from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
@@ -445,10 +445,6 @@ def _evaluation(
 
 class LogLines(Observer):
     """Writes one log line per round, shown by `flwr log`."""
-
-    def diagnostic(self, found: Diagnostic) -> None:
-        """See :class:`Observer`."""
-        log.info("%s", found)
 
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""

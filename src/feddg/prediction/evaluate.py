@@ -17,7 +17,8 @@ from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble, Parts
 from feddg.prediction.model import Trained, load_trained
 from feddg.readers import with_page
 from feddg.records import AdaptationRow, Details
-from feddg.runs.execute import is_complete, write_details
+from feddg.runs.details import write_details
+from feddg.runs.execute import is_complete
 from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images

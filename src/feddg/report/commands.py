@@ -18,7 +18,7 @@ FUNCTIONS = {
 
 
 @app.command(cls=OptionsCommand, rich_help_panel="Start")
-@options_of("feddg.api:report", "out tables")
+@options_of("feddg.report.page:report", "out tables")
 def report(
     options: dict[str, Any],
     folders: Annotated[
@@ -29,6 +29,6 @@ def report(
     ],
 ) -> None:
     """Write the report of a run, or a comparison of several."""
-    from feddg import api
+    from feddg.report import page
 
-    typer.echo(api.report(folders, **options))
+    typer.echo(page.report(folders, **options))

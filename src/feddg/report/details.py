@@ -3,8 +3,8 @@
 from feddg.records import Details
 from feddg.report.blocks import Block, Fold, Prose, Section
 from feddg.report.text import sentence, split_heading, table_from
+from feddg.runs.details import worst
 from feddg.runs.reading import Run
-from feddg.runs.subgroups import worst
 from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import grouped
 

@@ -1,16 +1,12 @@
 """HTML without scripts that a notebook shows for runs, comparisons and predictions."""
 
-import html
-import math
-from collections.abc import Sequence
 from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 from feddg.comparison.compare import Comparison
 from feddg.prediction.predict import PredictedImages, Prediction
-from feddg.report.blocks import Chart, data_address, picture_of, template_named
-from feddg.report.charts import accuracy_curves, learning_curves
+from feddg.report.blocks import picture_of, template_named
 from feddg.report.run_page import final_table, result_sentence, tested_on
 from feddg.report.tables import about_results, lead_of, main_tables
 from feddg.report.text import spelled
@@ -64,21 +60,19 @@ def _run(run: Run) -> str:
         lead=lead,
         notices=[str(diagnostic) for diagnostic in about_run(run)] if evaluated else [],
         tables=[final_table(run)] if evaluated else [],
-        curves=accuracy_curves(run) if len(run.table.rounds) > 1 else None,
         report=run.folder / "report.html",
     )
 
 
 @html_of.register
 def _comparison(comparison: Comparison) -> str:
-    results, (title, lead) = comparison.results.at_largest, _words(comparison)
+    title, lead = _words(comparison)
     failed = [f"{run.cell.folder.name}: {run.error or run.status}" for run in comparison.failures]
     return _page(
         title=title,
         lead=lead,
         notices=[*failed, *map(str, about_results(comparison.results))],
         tables=main_tables(comparison.results),
-        curves=learning_curves(results) if results.rows else None,
         report=comparison.report,
     )
 
@@ -97,58 +91,12 @@ def _predictions(predictions: PredictedImages) -> str:
     )
 
 
-def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: Any) -> str:
+def _page(*, report: Path | None = None, **parts: Any) -> str:
     """Fills the template with the given parts; missing parts are left out."""
     return template_named("notebook.html.j2").render(
         **parts,
-        curves=_drawn(curves) if curves else None,
-        caption=curves.caption.partition(" Click ")[0] if curves else "",
         report=str(report) if report is not None and report.is_file() else None,
     )
-
-
-def _drawn(chart: Chart) -> str:
-    """Returns a line chart as an SVG picture, as a ``data:`` address."""
-    shown = [
-        trace
-        for trace in chart.figure["data"]
-        if trace.get("visible") != "legendonly" and not trace.get("mode", "").startswith("markers")
-    ]
-    xs, ys = ([value for trace in shown for value in trace[axis]] for axis in "xy")
-    (left, right), (low, high) = _ends(xs), _ends(ys)
-
-    def across(x: float) -> float:
-        return round(60 + 400 * (x - left) / (right - left), 2)
-
-    def up(y: float) -> float:
-        return round(250 - 235 * (y - low) / (high - low), 2)
-
-    drawn = template_named("curves.svg.j2").render(
-        title=chart.figure["layout"]["yaxis"]["title"]["text"],
-        x_ticks=[(across(x), f"{x:g}") for x in _ticks(left, right)],
-        y_ticks=[(up(y), f"{y:g}") for y in _ticks(low, high)],
-        lines=[
-            {"color": "#333333", "width": 2, "dash": ""}
-            | trace.get("line", {})
-            | {"name": html.unescape(trace.get("name", ""))}
-            | {"points": " ".join(f"{across(x)},{up(y)}" for x, y in zip(trace["x"], trace["y"]))}
-            for trace in shown
-        ],
-    )
-    return data_address("image/svg+xml", drawn.encode())
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the ends of an axis, which are never the same."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Returns two to six round numbers between the ends of an axis."""
-    unit = 10.0 ** math.floor(math.log10((high - low) / 5))
-    step = unit * next(times for times in (1, 2, 5, 10) if 5 * times * unit >= high - low - 1e-9)
-    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _answer(prediction: Prediction) -> tuple[str, str]:

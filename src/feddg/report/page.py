@@ -43,6 +43,34 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     return write_page(page_about(folders), out)
 
 
+def report(
+    folders: Sequence[Path], out: Path | None = None, *, tables: Path | None = None
+) -> Path | str:
+    """Writes the page of a run, several runs, a comparison, or a results file; returns its path.
+
+    Args:
+        folders: a run folder, several of them, a folder of ``feddg compare``, or a results file.
+        out: the page to write; by default ``report.html`` in the folder, or in this one for several
+            runs. For a results file Markdown, or HTML if its name ends in ``.html``; without it,
+            its tables are printed as Markdown.
+        tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
+
+    Raises:
+        RunError: see :func:`write_report`.
+    """
+    page = page_about(folders)
+    if tables is not None:
+        write_tables(page, tables)
+    of_file = len(folders) == 1 and folders[0].is_file()
+    if of_file and out is None:
+        return tables_of(page)
+    if of_file and out is not None and out.suffix != ".html":
+        write_between_marks(out, page)
+        return out
+    default = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    return write_page(page, out or default)
+
+
 def ensure_report(run: Path) -> Path:
     """Writes a run's ``report.html``, and a complete one's ``model_card.md``, if missing.
 

@@ -4,18 +4,15 @@ Pretrained weights that are expected and cannot be had: the network then learns 
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg.data.data_set import SCRATCH, load_source
-from feddg.data.images import composed, spelt_alike
+from feddg.data.data_set import SCRATCH
 from feddg.data.inspection import about_labels
-from feddg.data.protocols import known_domains
 from feddg.data.sets import features
 from feddg.data.splits import ROLES
 from feddg.diagnostics import Diagnostic, emit, warn
-from feddg.errors import FeddgError, WeightsError
+from feddg.errors import WeightsError
 from feddg.experiment import (
     Experiment,
     Origin,
@@ -35,47 +32,6 @@ from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.settings import IMAGENET, ModelSettings, merge
 from feddg.storage import cache_folder
 from feddg.text import counted
-
-
-def with_names_of_domains(experiment: Experiment) -> Experiment:
-    """Returns the experiment with held-out domains written as the data set writes them.
-
-    So ``Bccd`` and ``bccd`` are one run, unless the data set has both.
-    """
-    data = experiment.data
-    said = {**dict(experiment.hold_out), "leave_out": data.leave_out}
-    written = as_written(said, data.source, data.root, data.options)
-    changed = {role: names for role, names in written.items() if names != list(said[role])}
-    if not changed:
-        return experiment
-    left_out = {"leave_out": changed.pop("leave_out")} if "leave_out" in changed else {}
-    return Experiment(**merge(experiment.given, {"hold_out": changed, "data": left_out}))
-
-
-def as_written(
-    said: Mapping[str, Sequence[str]], source: str, root: Path | None, options: Mapping[str, object]
-) -> dict[str, list[str]]:
-    """Returns lists of domains with the names that a data set gives them, each once.
-
-    A name that no domain has, or several, stays: it is an error where images are split.
-
-    Args:
-        said: the lists, by what they are for.
-        source: the data set.
-        root: its folder.
-        options: its options.
-    """
-    asked = {name for names in said.values() for name in names}
-    known: Sequence[str] = known_domains(source)
-    with suppress(FeddgError, OSError):
-        if asked and not known:
-            folders = root.iterdir() if root is not None and root.is_dir() else ()
-            known = [composed(entry.name) for entry in folders if entry.is_dir()]
-            if not asked <= set(known):  # else nothing needs to be read
-                known = load_source(source, root, **options).domain_names
-    spelt = {name: spelt_alike(name, known) for name in asked}
-    names = {name: alike[0] if len(alike) == 1 else name for name, alike in spelt.items()}
-    return {role: list(dict.fromkeys(names[name] for name in own)) for role, own in said.items()}
 
 
 def with_weights_at_hand(experiment: Experiment) -> Experiment:
@@ -111,10 +67,9 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
 
 
 def _can_be_had(model: ModelSettings) -> bool:
-    if model.weights != IMAGENET:
-        return True
     try:
-        require_weights(model.backbone, IMAGENET)
+        if model.weights == IMAGENET:
+            require_weights(model.backbone, IMAGENET)
     except WeightsError as error:
         warn("weights-not-had", f"{error}. Nothing was said of weights, so it is the latter.")
         return False
@@ -208,7 +163,7 @@ def preview(
         FeddgError: the experiment could not be run.
     """
     given = expand(fields)
-    asked = with_names_of_domains(load_experiment(experiment, given))
+    asked = load_experiment(experiment, given)
     chosen = with_weights_at_hand(asked)
     replaced = {}
     if chosen.data.features != asked.data.features:

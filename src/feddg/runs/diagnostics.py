@@ -29,7 +29,6 @@ FEW: Final = 20
 
 
 MAJORITY: Final = "no-better-than-majority-class"
-ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
 UNSTEADY: Final = "rounds-fluctuate"
@@ -37,25 +36,22 @@ FALLS: Final = "validation-falls"
 NOTHING_GAINED: Final = "nothing-over-the-closed-form"
 DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
-FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
 FEW_IMAGES: Final = "few-images-of-a-class"
 OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
 """What a run says before round 1 of a method that does less than its name promises."""
-LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
+LEARNED_NOTHING: Final = frozenset({MAJORITY, UNTRAINED})
 OF_ITS_END: Final = LEARNED_NOTHING | {
-    *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE, FAR_BELOW_SEEN),
+    *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE),
     *(DOMAIN_AT_CHANCE, SITE_FAR_BELOW),
 }
 """What is said of a run as it ended: of one that went on it may no longer be true."""
 CONSTANT_ANSWER: Final = "always answering the most frequent class"
 IN_WORDS: Final = {
     MAJORITY: f"no better than {CONSTANT_ANSWER}",
-    ONE_CLASS: "nearly all predictions are one class",
     UNTRAINED: "worse than before training",
     STILL_RISING: "accuracy was still rising when training ended",
-    FAR_BELOW_SEEN: "far worse on the unseen domain than on those of training",
     ONE_DOMAIN: "clients have images of one domain, and there the method has nothing to compare",
     NEVER_WEIGHTED: "the penalty never had its weight, because annealing takes more steps",
 }
@@ -178,7 +174,6 @@ def about_accuracy(
     round_: int | None,
     split: str = TEST,
     weights: str = LAST,
-    classes: Sequence[str] = (),
     *,
     trains: bool = True,
 ) -> list[Diagnostic]:
@@ -189,29 +184,21 @@ def about_accuracy(
         round_: the round whose accuracy is shown; None gives no warnings.
         split: the split of the accuracy.
         weights: the weights of the accuracy; whether it rises is judged from the last weights.
-        classes: names of the classes, if known.
         trains: whether the method trains; one in closed form has no learning rate.
     """
     numbers, of_last = table.where(weights=weights), table.where(weights=LAST)
-    at_round = numbers.where(round=round_)
-    result = split_accuracy(at_round, split, table)
-    if result is None:
+    result = split_accuracy(numbers.where(round=round_), split, table)
+    if result is None or result.round == 0:
         return []
-    after: list[Diagnostic] = []
-    if result.round > 0:
-        worse = list(_untrained(of_last, result, split, trains))
-        # More of what made it worse is no advice, even where it has begun to recover.
-        rising = () if worse else [*_rising(of_last, result, split)]
-        rising = rising or [*_unsteady(numbers, result, split)]
-        change = "train longer or with another learning rate, and "
-        if worse:
-            change = ""  # it has its own advice
-        elif not trains:
-            change = "try other pretrained weights, and "
-        # Averages may be measured in the last round alone.
-        falls = () if worse else _falls(numbers if len(numbers.rounds) > 1 else of_last)
-        after = [*_majority(result, change), *_one_class(result, classes), *worse, *falls, *rising]
-    return gravest_first([*after, *_gap(at_round, result, split)])
+    worse = list(_untrained(of_last, result, split, trains))
+    if worse:  # it has its own advice: more of what made it worse is none, even where it recovers
+        return gravest_first([*_majority(result), *worse, *_unsteady(numbers, result, split)])
+    change = "train longer or with another learning rate"
+    majority = _majority(result, f"{change if trains else 'try other pretrained weights'}, and ")
+    rising = [*_rising(of_last, result, split)] or _unsteady(numbers, result, split)
+    # Averages may be measured in the last round alone.
+    falls = _falls(numbers if len(numbers.rounds) > 1 else of_last)
+    return gravest_first([*majority, *falls, *rising])
 
 
 def learned_from(chance: float) -> float:
@@ -235,20 +222,6 @@ def _majority(result: SplitAccuracy, change: str = "") -> Iterator[Diagnostic]:
         )
 
 
-def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnostic]:
-    if result.most_predicted is None or result.true is None:
-        return
-    index, share = result.most_predicted
-    true = result.true[index]
-    # Nearly all predictions are of one class, and it occurs much less often.
-    if share >= 0.8 and share - true >= 0.2:
-        name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
-        yield note(
-            ONE_CLASS,
-            f"{share:.1%} of the predictions are {name}, to which {true:.1%} of the images belong.",
-        )
-
-
 def _untrained(
     table: NumberTable, result: SplitAccuracy, split: str, trains: bool
 ) -> Iterator[Diagnostic]:
@@ -265,23 +238,6 @@ def _untrained(
             f"Training hurts: lower the learning rate{keep}."
             if trains
             else "Other pretrained weights, or larger images, help most.",
-        )
-
-
-def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
-    """Warns if accuracy on training domains is far better than on unseen ones."""
-    if split not in (TEST, VAL):
-        return
-    accuracies = (table.value(part) for part in (ID_TEST, ID_VAL))
-    seen = next((value for value in accuracies if value is not None), 0.0)
-    gap = seen - result.accuracy.share
-    if round(gap, 6) >= 0.35:
-        yield note(
-            FAR_BELOW_SEEN,
-            f"On unseen domains the model is right for {result.accuracy.share:.1%} of the images, "
-            f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
-            "learned there hardly carries over.",
-            "Images of more, and more different, domains help most; then another method.",
         )
 
 
@@ -385,8 +341,8 @@ def about_support(
         )
 
 
-def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
-    """Returns, by domain, a warning that a training domain is guessed while others are learned.
+def about_domains(table: NumberTable) -> Iterator[Diagnostic]:
+    """Warns of training domains that are guessed while others are learned.
 
     A domain is guessed if always predicting its largest class has an accuracy within the interval
     of its in-domain accuracy, and the interval is below the middle between chance and the others.
@@ -395,7 +351,6 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
     Args:
         table: numbers of one round.
     """
-    at_chance: dict[str, Diagnostic] = {}
     splits = [table.where(weights=LAST, split=split) for split in (ID_VAL, ID_TEST)]
     trained = NumberTable(row for part in splits for row in part)
     for domain, own in trained.by("domain").items() if table.round else ():
@@ -413,23 +368,13 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
             continue
         learned = others.low >= learned_from(chance)
         if learned and result.high < (chance + others.low) / 2:
-            at_chance[domain] = warning(
+            yield warning(
                 DOMAIN_AT_CHANCE,
                 f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
                 f"model is right for {result.share:.1%} of its images that were set aside, no more "
                 f"than chance, and for {others.share:.1%} of the other training domains'.",
                 "Look at its labels (exchanged classes?) and its images (inverted, dark, empty?).",
             )
-    return at_chance
-
-
-def about_training(table: NumberTable) -> list[Diagnostic]:
-    """Returns each domain's first such warning, of those that still have one at the end."""
-    found = [about_domains(numbers) for _, numbers in sorted(table.by("round").items())]
-    firsts: dict[str, Diagnostic] = {}
-    for warnings in found:
-        firsts = warnings | firsts
-    return [firsts[domain] for domain in (found[-1] if found else ())]
 
 
 def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
@@ -619,15 +564,14 @@ def about_sites(run: Run) -> Iterator[Diagnostic]:
 
 def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
-    weights, classes = run.default_rule.weights, run.clients.classes if run.clients else ()
-    trains = not run.has_one_round
-    diagnostics = about_accuracy(
-        run.table, run.result.round, weights=weights, classes=classes, trains=trains
-    )
-    astray = LEARNED_NOTHING & {one.code for one in diagnostics}
-    gained = () if UNTRAINED in {one.code for one in diagnostics} else _nothing_gained(run)
+    weights, trains = run.default_rule.weights, not run.has_one_round
+    diagnostics = about_accuracy(run.table, run.result.round, weights=weights, trains=trains)
+    codes = {one.code for one in diagnostics}
+    gained = () if UNTRAINED in codes else _nothing_gained(run)
     diagnostics = gravest_first([*diagnostics, *gained])
-    return [*(about_rate(run) if astray else ()), *diagnostics, *about_sites(run)]
+    domains = about_domains(run.table.where(round=run.table.round))
+    rate = about_rate(run) if LEARNED_NOTHING & codes else ()
+    return [*rate, *diagnostics, *about_sites(run), *domains]
 
 
 def _nothing_gained(run: Run) -> Iterator[Diagnostic]:

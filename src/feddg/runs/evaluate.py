@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
@@ -15,10 +14,8 @@ from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
 from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
 from feddg.runs.calibration import LEAST_SITES, apart, calibrated
-from feddg.runs.diagnostics import about_domains
 from feddg.runs.folder import MODELS, START, KeptModels
 from feddg.runs.observer import Observer
-from feddg.runs.table import NumberTable
 
 # WiSE-FT at the end of a run: averaged weights mixed with those that training started from.
 #
@@ -61,14 +58,6 @@ class Evaluate(RoundHook):
                 "server.wise_ft: auto chooses on in-domain validation images, and there are none "
                 "here; set data.id_val above 0, or choose a share such as 0.5"
             )
-        if wise_ft != "none" and federation.settings.model.weights is None:
-            warn(
-                "wise-ft-from-random-weights",
-                "server.wise_ft mixes in the weights that training started from, and these are "
-                "random.",
-                "Choose pretrained weights (model.weights), or leave server.wise_ft out.",
-            )
-        self._at_chance: dict[str, Diagnostic] = {}
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []
 
@@ -83,9 +72,6 @@ class Evaluate(RoundHook):
             due = evaluate.after(state.round, state.rounds)
         if due or self._federation.server.is_last(state):
             round.evaluations, round.estimates = self.rows(state), self._estimates
-            warnings = about_domains(NumberTable(round.evaluations))
-            emit(*(warning for name, warning in warnings.items() if name not in self._at_chance))
-            self._at_chance |= warnings
         round.evaluating = time.perf_counter() - started
         return state
 

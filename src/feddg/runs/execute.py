@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from feddg.data.data_set import find_augmentation
 from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
-from feddg.evaluation.accuracy import Evaluation, Outputs
+from feddg.evaluation.accuracy import Outputs
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -28,7 +28,6 @@ from feddg.readers import with_page
 from feddg.records import (
     ID_VAL,
     WISE_FT,
-    Details,
     EnergyThreshold,
     JsonFile,
     LedgerRow,
@@ -37,13 +36,13 @@ from feddg.records import (
     RoundRow,
     SetupRow,
 )
-from feddg.runs.decision import decided
+from feddg.runs.details import write_details
 from feddg.runs.diagnostics import about_divergence, about_end, about_support
 from feddg.runs.energy import energy, energy_threshold
 from feddg.runs.evaluate import Evaluate
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
-from feddg.runs.observer import Observer, Together
+from feddg.runs.observer import Observer, Together, chosen_trackers
 from feddg.runs.prepare import (
     Images,
     Prepare,
@@ -59,7 +58,6 @@ from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import (
     CLIENTS,
     DEPLOYMENT,
-    DETAILS,
     ENVIRONMENT,
     EXPERIMENT,
     LEDGER,
@@ -71,9 +69,7 @@ from feddg.runs.reading import (
     read_run,
     require_run,
 )
-from feddg.runs.subgroups import by_subgroup
 from feddg.runs.summary import summarize
-from feddg.runs.tracking import chosen_trackers
 from feddg.storage import cache_folder, is_file
 
 log = logging.getLogger("feddg")
@@ -214,28 +210,18 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
     return None if thresholds is None else thresholds.models.get(fingerprint(model))
 
 
-def resume(
-    folder: Path | str,
-    *,
-    observer: Observer | None = None,
-    device: str | None = None,
-    cache: Path | None = None,
-    prepare: Prepare = in_process,
-) -> Run:
-    """Continues the run in ``folder`` from its last completed round.
+def experiment_of(folder: Path, cache: Path | None) -> Experiment:
+    """Returns the experiment of a run that is to go on here.
 
     Raises:
         RunError: the folder holds no run, or a deployment's; its experiment was changed, or its
             images are not those it began with.
     """
-    path = Path(folder)
-    require_run(path)
-    _refuse_deployment(path)
-    experiment = load_stored(path / EXPERIMENT)
-    if device is not None:
-        experiment = experiment.model_copy(update={"device": device})
-    check_images(path, experiment, cache)
-    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
+    require_run(folder)
+    _refuse_deployment(folder)
+    experiment = load_stored(folder / EXPERIMENT)
+    check_images(folder, experiment, cache)
+    return experiment
 
 
 def _refuse_deployment(path: Path) -> None:
@@ -491,13 +477,11 @@ def _run(
     )
     for defence in defences.defences:
         defence.keep_in(folder)
-    if evaluation is not None:
-        thin = about_support(evaluation.support(), federation.clients.held.classes)
-        # Whoever resumes a run was told when it began.
-        emit(*thin) if checkpoint is None else noted(*thin)
-    noted(*defences.diagnostics)
-    for diagnostic in defences.diagnostics:
-        observer.diagnostic(diagnostic)
+    support = evaluation.support() if evaluation is not None else ()
+    thin = about_support(support, federation.clients.held.classes)
+    # Whoever resumes a run was told when it began.
+    say = emit if checkpoint is None else noted
+    say(*thin, *defences.diagnostics)
     observer.optional |= {name: made(folder.path) for name, made in chosen_trackers().items()}
     # With the number of clients that the images say.
     observer.start(experiment.model_copy(update={"clients": federation.settings.clients}), done + 1)
@@ -533,15 +517,14 @@ def _run(
 
 def _compare_machines(before: Mapping[str, object], now: Mapping[str, object]) -> None:
     """Warns if a run goes on where numbers come out otherwise than where it began."""
-    of = {name: (str(before[name]), str(now[name])) for name in SAME if name in before}
-    other = [f"{n} {a}, now {b}" for n, (a, b) in of.items() if a.split(":")[0] != b.split(":")[0]]
-    if other:
-        warn(
-            "another-machine",
-            f"The run began otherwise ({'; '.join(other)}): it does not end with the numbers of "
-            "one that never stopped.",
-            "Go on where it began, or say precision and device when a run begins.",
-        )
+    for name in SAME:
+        began, goes_on = (str(machine.get(name, "")).split(":")[0] for machine in (before, now))
+        if began and began != goes_on:
+            warn(
+                "another-machine",
+                f"The run began with {name} {began} and goes on with {goes_on}: it does not end "
+                "with the numbers of one that never stopped.",
+            )
 
 
 def _last_figures(
@@ -579,27 +562,6 @@ def _last_figures(
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
             draw_unseen(figures, evaluation, logits, classes, settings.seed)
-
-
-def write_details(
-    folder: RunFolder,
-    evaluation: Evaluation,
-    outputs: Sequence[Outputs],
-    which: str,
-    round: int | None,
-) -> None:
-    """Writes what a model gives by decision and subgroup.
-
-    Args:
-        folder: the run's folder.
-        evaluation: the images.
-        outputs: the model's, for all parts of the evaluation.
-        which: the selection rule of the model.
-        round: the round it is from.
-    """
-    decision, subgroups = decided(evaluation, outputs), by_subgroup(evaluation, outputs)
-    details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
-    folder.write_json(DETAILS, details)
 
 
 @contextmanager

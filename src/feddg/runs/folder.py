@@ -1,8 +1,8 @@
 """The run folder: all files of a run, with its checkpoint and stored models."""
 
-import errno
 import json
 import math
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,18 +20,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from feddg.clients.threads import share_of_process
-from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
 from feddg.records import (
-    ID_VAL,
     LAST,
     OPENED_SUMS,
     PRIVACY,
-    VAL,
     Details,
     JsonFile,
     NumberRow,
@@ -44,11 +41,10 @@ from feddg.runs.reading import (
     LEDGER,
     METRICS_FILE,
     ROUNDS_FILE,
-    going_on,
     read_rows,
     read_run,
 )
-from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule, preferences
+from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule
 from feddg.settings import EvaluateSettings
 from feddg.storage import (
     append_text,
@@ -60,7 +56,6 @@ from feddg.storage import (
     replace_file,
     set_aside,
     sweep_asides,
-    why,
 )
 
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
@@ -169,10 +164,7 @@ def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = 
         if checksum(path) != index.checksums.get(name):
             raise RunError(f"{path} is damaged: its checksum is another one.")
         with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            order = json.loads((file.metadata() or {}).get("order", "null")) or names
-            if sorted(order) != sorted(names):
-                raise ValueError("it holds other tensors than it says")
+            order = json.loads((file.metadata() or {}).get("order", "null")) or list(file.keys())
             wanted = [key for key in order if key.startswith(prefix)]
             return {key.removeprefix(prefix): file.get_tensor(key).clone() for key in wanted}
 
@@ -212,24 +204,20 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._written: set[Path] = set()
-        try:
-            self._is_new = not path.exists() or not any(path.iterdir())
-            self._new_parents = [parent for parent in path.parents if not parent.exists()]
+        with file_faults(RunError, f"cannot write {path}"):
+            self._is_new = not path.exists()
             private_folder(path / CHECKPOINTS)
             self._lock = FileLock(path / ".lock", timeout=0)
-            self._lock.acquire()
-        except Timeout:
-            raise RunError(
-                f"{path} is being written by another process; wait for it to end"
-            ) from None
-        except OSError as error:
-            raise self.unwritable(path, error) from None
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise RunError(
+                    f"{path} is being written by another process; wait for it to end"
+                ) from None
         for folder in (path, path / FIGURES):  # where pages and pictures may be written meanwhile
             sweep_asides(folder)
         for name in (CHECKPOINTS, SNAPSHOTS, MODELS):
             sweep_asides(path / name, older_than=0)
-        _sweep_unfinished(path)
         self._experiment = ""
         self._index: CheckpointIndex | None = None
         # Threads of PyTorch's that waited there would take time from training.
@@ -239,25 +227,12 @@ class RunFolder:
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round.
 
-        It is kept if it was not empty before, has a checkpoint, records a noised release or an
-        opened sum, or contains a file that this run did not write. Parent folders created for it
-        are removed too.
+        It is kept if it was there before, has a checkpoint, or records a noised release or an
+        opened sum.
         """
         lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
-        if not self._is_new or any((self.path / name).is_file() for name in lasting):
-            return
-        files = {*self._written, self.path / ".lock"}
-        folders = {self.path / CHECKPOINTS, *(file.parent for file in files)} - {self.path}
-        if not set(self.path.rglob("*")) <= files | folders:
-            return
-        with suppress(OSError):  # somebody may have put something there just now
-            for file in files:
-                file.unlink(missing_ok=True)
-            for folder in (*sorted(folders, reverse=True), self.path):
-                if folder.is_dir():
-                    folder.rmdir()
-            for parent in self._new_parents:
-                parent.rmdir()
+        if self._is_new and not any((self.path / name).is_file() for name in lasting):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
         """Lets other processes write to the folder again."""
@@ -298,14 +273,11 @@ class RunFolder:
         """Yields the path for a file or folder of the run, for writing inside the block.
 
         Raises:
-            RunError: it cannot be written; the message says why, and how to continue.
+            RunError: it cannot be written.
         """
         path = self.path / name
-        self._written.add(path)
-        try:
+        with file_faults(RunError, f"cannot write {path}", SafetensorError):
             yield path
-        except (OSError, SafetensorError) as error:
-            raise self.unwritable(path, error) from None
 
     def replace(self, name: str, content: str | bytes) -> None:
         """Replaces a whole file: after a crash it has either the old or the new content."""
@@ -452,9 +424,9 @@ class RunFolder:
         Raises:
             RunError: it is damaged, or of another experiment.
         """
+        if not is_file(self.path / CHECKPOINTS / NEWEST):
+            return None
         try:
-            if not is_file(self.path / CHECKPOINTS / NEWEST):
-                return None
             index = read_index(self.path)
             tensors = read_tensors(self.path, index, index.state)
             memories = {id: read_tensors(self.path, index, n) for id, n in index.memories.items()}
@@ -480,18 +452,6 @@ class RunFolder:
             index.rounds,
         )
         return Checkpoint(state, memories, index.models)
-
-    def unwritable(self, path: Path, error: Exception) -> RunError:
-        """Returns the error to raise if a file of the run cannot be written."""
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        full = full or "No space left" in str(error)
-        remedy = "free some space" if full else "check the path and its permissions"
-        what = "the disk is full" if full else why(error)
-        then = "the same command begins the run"
-        with suppress(RunError):  # what cannot be read cannot be gone on with
-            if is_file(self.path / CHECKPOINTS / NEWEST):
-                then = f"`{going_on(self.path)}` goes on from the last completed round"
-        return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
 
 
 def _round_of(row: dict[str, object], path: Path) -> int:
@@ -536,7 +496,6 @@ class KeptModels:
         self.folder, self._rows, self._chosen = folder, list(rows), chosen
         self._start = start
         self.files = dict(files)
-        self._warned: set[str] = set()
 
     def take_in(self, state: State, rows: Sequence[NumberRow]) -> Mapping[str, str]:
         """Stores a completed round's model if a rule chooses it, or WiSE-FT starts from it.
@@ -553,26 +512,10 @@ class KeptModels:
         if rows:
             self._rows += rows
             table = NumberTable(self._rows, self._chosen.select_by, self._chosen.select_over)
-            self._warn_of_no_choice(table.where(weights=LAST))
             for rule in SELECTION_RULES.values():
                 if rule.weights == LAST and rule.name != FINAL.name:
                     self._choose(rule.name, rule.of(table).round, state)
         return self.files
-
-    def _warn_of_no_choice(self, table: NumberTable) -> None:
-        """Reports once per validation split that its metric is undefined for its images."""
-        last = table.round
-        for split in {ID_VAL, VAL} - self._warned:
-            if table.where(round=last).value(split) is not None and last not in preferences(
-                table, split
-            ):
-                self._warned.add(split)
-                warn(
-                    "metric-undefined",
-                    f"{self._chosen.select_by} is not defined for every domain of {split} after "
-                    f"round {last}, as where all images are of one class; no round is chosen by "
-                    "it then (evaluate.select_by).",
-                )
 
     def _choose(self, name: str, round: int | None, state: State) -> None:
         file = f"round-{round}.safetensors"
@@ -603,19 +546,10 @@ def drop_weights(folder: Path) -> None:
     Raises:
         RunError: a file cannot be deleted.
     """
-    _sweep_unfinished(folder)
     with file_faults(RunError, f"Cannot delete the weights of {folder}"):
         (folder / CHECKPOINTS / DROPPED).touch()
         for file in _weights_files(folder):
             file.unlink(missing_ok=True)
-
-
-def _sweep_unfinished(folder: Path) -> None:
-    """Removes files that safetensors, which names them itself, was writing when it was killed."""
-    for name in ("", CHECKPOINTS, MODELS, SNAPSHOTS):
-        for left in (folder / name).glob(".tmp??????"):
-            with suppress(OSError):
-                left.unlink()
 
 
 def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:

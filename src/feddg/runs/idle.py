@@ -8,7 +8,7 @@ from feddg.errors import first_names
 from feddg.methods.base import Method, title_of
 from feddg.methods.domains import DomainMethod, PenalisedLosses
 from feddg.models.network import Network
-from feddg.models.normalization import batch_norms, statistics_names
+from feddg.models.normalization import batch_norms
 from feddg.settings import ExperimentSettings, TrainSettings
 from feddg.text import counted
 
@@ -85,11 +85,3 @@ def about_normalization(network: Network, settings: ExperimentSettings) -> Itera
                 f"never normalise: {first_names(fresh)}.",
                 "Set model.normalization to train.",
             )
-    frozen = model.normalization == "frozen"
-    if not frozen and settings.train.batch_size == 1 and statistics_names(network) - network.frozen:
-        yield warning(
-            "batches-of-one",
-            "One image has no variance: with train.batch_size 1 the statistics of batch "
-            "normalisation stay as they are.",
-            "Raise train.batch_size.",
-        )

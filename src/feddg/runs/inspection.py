@@ -125,7 +125,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     survey = inspect(table)
     survey["stored"] = stored_images(load_images_of(experiment.data))
     survey["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
-    diagnostics = table_diagnostics(loaded)
+    diagnostics = table_diagnostics(experiment.data, loaded)
     survey["bad_images"] = [image.model_dump() for image in bad]
     stopped = any(diagnostic.severity == "error" for diagnostic in diagnostics)
     if is_split(experiment, table) and not stopped:

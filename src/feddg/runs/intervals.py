@@ -47,7 +47,7 @@ def mean_of_shares(parts: Sequence[tuple[float, float]]) -> ShareInterval:
         parts: the shares, each with the number of its examples; at least one.
 
     Raises:
-        ValueError: a part has no examples, or there is no part.
+        ValueError: a part has no examples.
     """
     return mean_of_intervals([wilson(share, examples) for share, examples in parts])
 
@@ -58,11 +58,9 @@ def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
     The ends recover the variances from the parts' own ends (Zou and Donner 2008, Statistics in
     Medicine 27, "method of variance estimates recovery").
 
-    Raises:
-        ValueError: there is no part.
+    Args:
+        parts: the shares; at least one.
     """
-    if not parts:
-        raise ValueError("the mean of no shares")
     mean = math.fsum(part.share for part in parts) / len(parts)
     below = math.hypot(*(part.share - part.low for part in parts)) / len(parts)
     above = math.hypot(*(part.high - part.share for part in parts)) / len(parts)

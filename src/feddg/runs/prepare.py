@@ -92,8 +92,7 @@ from feddg.text import counted
 class Loaded(NamedTuple):
     """The experiment's images: usable rows, their pixels, and the skipped files.
 
-    ``ignored`` lists other files in their folder by kind; ``surveyed`` tells how images are stored,
-    ``reading`` how they are read.
+    ``ignored`` lists other files in their folder by kind; ``surveyed`` tells how images are stored.
     """
 
     table: ImageTable
@@ -102,7 +101,6 @@ class Loaded(NamedTuple):
     contents: ImagesFile
     ignored: dict[str, list[str]]
     surveyed: Survey
-    reading: Reading
 
 
 def _hashes(table: ImageTable, images: ImagesFile, data: DataSettings) -> list[str]:
@@ -178,7 +176,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
         with quiet_pillow(tiled=True):
             table = cut(table, data.tile)  # a row for every tile
     pixels = ArrayPixels(numpy.empty((0, data.image_size, data.image_size, 3), numpy.uint8))
-    return Loaded(table, pixels, bad, contents, {}, Survey({}, {}), Reading.of(data))
+    return Loaded(table, pixels, bad, contents, {}, Survey({}, {}))
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -195,7 +193,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
     )
     ignored = ignored_files(table, data.leave_out)
-    return Loaded(*opened, contents, ignored, surveyed, Reading.of(data))
+    return Loaded(*opened, contents, ignored, surveyed)
 
 
 def _check_names(experiment: Experiment, table: ImageTable) -> None:
@@ -216,11 +214,11 @@ def _check_names(experiment: Experiment, table: ImageTable) -> None:
     decision_of(experiment.evaluate, table.class_names)
 
 
-def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
+def table_diagnostics(data: DataSettings, loaded: Loaded) -> list[Diagnostic]:
     """Returns warnings about an experiment's images, for any partition."""
     return [
         *about_ignored(loaded.ignored),
-        *about_survey(loaded.surveyed, loaded.reading),
+        *about_survey(loaded.surveyed, Reading.of(data)),
         *about_labels(loaded.table),
     ]
 
@@ -410,7 +408,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
         DataError: the images cannot be used with these settings.
     """
     loaded = load_table(experiment, cache, progress)
-    emit(*table_diagnostics(loaded))
+    emit(*table_diagnostics(experiment.data, loaded))
     images = deal(experiment, loaded)
     emit(*split_diagnostics(experiment, loaded, images))
     return images
@@ -658,27 +656,12 @@ def about_settings(
     said = without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
-        *_chosen_by_target(experiment.evaluate),
         *method.diagnostics(experiment),
         *about_normalization(network, experiment),
         *_chooses_nothing(method, train, (images for _, images in counts)),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
     ]
-
-
-def _chosen_by_target(evaluate: EvaluateSettings) -> Iterator[Diagnostic]:
-    """Warns where rounds are chosen by what a decision's threshold reaches in each of them."""
-    target, other = "specificity", "sensitivity"
-    if evaluate.sensitivity is not None:
-        target, other = other, target
-    if evaluate.decision is not None and evaluate.select_by == target:
-        yield warning(
-            "chosen-by-target",
-            f"evaluate.select_by is {target}, which the decision's threshold is made to reach in "
-            "every round: it hardly tells rounds apart.",
-            f"Choose by {other}, or by auroc.",
-        )
 
 
 def _chooses_nothing(

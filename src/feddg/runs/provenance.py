@@ -5,7 +5,6 @@ from pathlib import Path
 
 from feddg.data.data_set import load_images_of
 from feddg.data.fingerprint import Difference, ImagesFile, difference, images_file
-from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs.folder import CHECKPOINTS, NEWEST
@@ -86,10 +85,7 @@ def find_folder(
         return folders[-1]
     images = now(experiment)
     for folder in reversed(begun_folders):
-        since = _changes(folder, images)
-        if (since is None and not again) or since == Difference():
-            if since is None:
-                _warn(folder)
+        if not _changes(folder, images):
             return folder
     if not has_begun(folders[-1]):
         return folders[-1]  # somebody wanted to start anew before
@@ -97,7 +93,7 @@ def find_folder(
         return _numbered(first, len(folders) + 1)
     changes = _changes(folders[-1], images)
     raise RunError(
-        f"{changes.what if changes else 'images'} changed since {folders[-1]} began: {changes}; "
+        f"{changes.what} changed since {folders[-1]} began: {changes}; "
         "--again starts anew beside it"
     )
 
@@ -116,9 +112,7 @@ def check_images(folder: Path, experiment: Experiment, cache: Path | None = None
     if not has_begun(folder):
         return
     changes = _changes(folder, ImagesNow(cache_folder(cache))(experiment))
-    if changes is None:
-        _warn(folder)
-    elif changes:
+    if changes:
         out = ("--out", str(folder.parent))
         raise RunError(
             f"{changes.what} changed since {folder} began: {changes}; put them back, or start anew "
@@ -135,18 +129,10 @@ def _numbered(first: Path, number: int) -> Path:
     return first.with_name(f"{first.name}.{number}")
 
 
-def _changes(folder: Path, now: ImagesFile) -> Difference | None:
-    """Returns what has changed; None if the run has no record of its images."""
+def _changes(folder: Path, now: ImagesFile) -> Difference:
+    """Returns what has changed; a deployment's run has no record of its images."""
     before = ImagesFile.read(folder / IMAGES)
-    return None if before is None else difference(before, now)
-
-
-def _warn(folder: Path) -> None:
-    warn(
-        "images-unknown",
-        f"{folder} does not say which images it was made with (a deployment does not); they are "
-        "taken to be the same.",
-    )
+    return Difference() if before is None else difference(before, now)
 
 
 def depths_of_run(folder: Path) -> tuple[int, ...]:

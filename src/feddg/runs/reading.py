@@ -40,7 +40,7 @@ from feddg.records import (
 )
 from feddg.runs.table import AGGREGATES, FINAL, NumberTable, SelectionRule, rules_asked
 from feddg.settings import leaves
-from feddg.storage import entries, is_file, parse_fields, read_text
+from feddg.storage import is_file, parse_fields, read_text
 from feddg.text import command, value_text
 from feddg.views import Shown
 
@@ -376,10 +376,8 @@ class Run(Shown):
     def pictures(self) -> list[tuple[Path, str]]:
         """The pictures of the run with their captions, in the order of the captions file."""
         folder = self.folder / "figures"
-        captions = read_captions(folder)
-        files = sorted(path.name for path in folder.glob("*.png") if path.is_file())
-        ordered = [*(n for n in captions if n in files), *(n for n in files if n not in captions)]
-        return [(folder / name, str(captions.get(name, ""))) for name in ordered]
+        pictures = ((folder / name, text) for name, text in read_captions(folder).items())
+        return [(file, text) for file, text in pictures if file.is_file()]
 
 
 def read_captions(folder: Path) -> dict[str, str]:
@@ -421,15 +419,10 @@ def require_run(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise RunError(f"There is no run folder {folder}. Check the path.")
-    inside = sum(
-        (folder / entry.name / EXPERIMENT).is_file() for entry in entries(folder, RunError)
+    raise RunError(
+        f"{folder} holds no run: there is no {EXPERIMENT} in it. Name a folder that `feddg run` "
+        "wrote."
     )
-    hint = (
-        f"It holds {inside} run folder{'s' if inside > 1 else ''}: name one of them."
-        if inside
-        else "Name a folder that `feddg run` wrote."
-    )
-    raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it. {hint}")
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, str]:

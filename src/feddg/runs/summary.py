@@ -21,13 +21,11 @@ from feddg.records import (
     SummaryFile,
 )
 from feddg.runs.diagnostics import (
-    DOMAIN_AT_CHANCE,
     MAJORITY,
     OF_ITS_END,
     STILL_RISING,
     about_accuracy,
     about_result,
-    about_training,
     split_accuracy,
 )
 from feddg.runs.prepare import peak_memory
@@ -58,7 +56,9 @@ def summarize(
     for row in rounds:
         for name, value in row.seconds.items():
             seconds[name] += value
+    # What was said before it went on, if it did.
     earlier = record.summary.diagnostics if record.summary else []
+    before = [one for one in earlier if one.code not in OF_ITS_END]
     images, training = sum(row.images for row in rounds), seconds.get("train", 0.0)
     return SummaryFile(
         status=status,
@@ -70,14 +70,7 @@ def summarize(
         peak_memory_bytes=peak_memory(),
         diagnostics=[
             *about_result(record),
-            *dict.fromkeys(
-                [
-                    # Before it went on, if it did.
-                    *(one for one in earlier if one.code not in OF_ITS_END),
-                    *(one for one in diagnostics if one.code != DOMAIN_AT_CHANCE),
-                ]
-            ),
-            *about_training(record.table),
+            *dict.fromkeys([*before, *diagnostics]),
         ],
         numbers=numbers_by_rule(record, costs=False),
     )

@@ -299,6 +299,7 @@ def _of_weights(weights: str, title: str, when: str, needs: str) -> SelectionRul
 def _of_validation(name: str, split: str, of: str, needs: str) -> SelectionRule:
     title, when = f"Best {of} validation", f"after the round that is best on {of} validation"
     choose = partial(best_round, split=split)
+    needs = f"{needs} on which evaluate.select_by is defined"
     return SelectionRule(name, title, choose, split, when=when, needs=needs)
 
 

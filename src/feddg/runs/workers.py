@@ -112,8 +112,6 @@ def _launch() -> tuple[int, int, int, int] | None:
         names = ["SLURM_PROCID", tasks, "SLURM_LOCALID", "SLURM_TASKS_PER_NODE"]
     # As in SLURM_TASKS_PER_NODE=4(x2).
     numbers = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in zip(names, "0101")]
-    if not all(number.isdecimal() for number in numbers):
-        raise ExperimentError(f"{', '.join(names)} must be numbers; they are {', '.join(numbers)}")
     rank, size, local, here = map(int, numbers)
     return (rank, size, local, here) if size > 1 else None
 
@@ -142,7 +140,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
 
     Raises:
         ExperimentError: there are as many workers as were started, no others.
-        WorkerLost: some did not come.
+        RunError: some did not come.
     """
     global _joined
     place = None if dist.is_available() and dist.is_initialized() else _launch()
@@ -164,7 +162,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
             if rank:  # process 0 says it
                 sys.exit(1)
             where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
-            raise WorkerLost(f"{size} processes could not meet at {where}: {error}") from None
+            raise RunError(f"{size} processes could not meet at {where}: {error}") from None
         channel.local = local[0], local[1]
         if rank:
             sys.exit(0 if serve(channel, cache) else 1)
@@ -207,10 +205,6 @@ def _on_loopback() -> None:
 @contextmanager
 def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channel]:
     """Starts workers on this machine, each with its share of the cores, and ends them."""
-    if not dist.is_available():
-        raise ExperimentError(
-            "workers need torch.distributed, which this PyTorch was built without"
-        )
     if dist.is_initialized():
         raise RunError("this process is in a group of torch.distributed already: leave it first")
     _on_loopback()
@@ -390,25 +384,10 @@ def _work(channel: Channel, federation: Federation, job: Message) -> None:
 def main() -> None:
     """Works for the process that started this one, and ends with it."""
     store, rank, size, backend = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-    folder = Path(store).parent
-
-    def clean() -> None:
-        for _ in range(9):  # the other thread may be writing into it just now
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                return
-
-    def alone() -> None:
-        clean()
-        os._exit(1)
-
-    with_parent(alone)
-    try:
-        channel = Channel()
-        channel.join(partial(_group, store, rank, size, backend))
-        serve(channel, cache_folder())
-    finally:
-        clean()
+    with_parent(lambda: os._exit(1))
+    channel = Channel()
+    channel.join(partial(_group, store, rank, size, backend))
+    serve(channel, cache_folder())
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""What a decision about one class is worth: its numbers on every domain, with intervals.
+"""What a model gives by decision about one class and by subgroup of images, with intervals.
 
-Intervals are over groups of images if there are any (patients), else over images.
+Subgroups are the values of further columns, such as a scanner, a sex or an age band. Intervals are
+over groups of images if there are any (patients), else over images.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy
+import torch
 
 from feddg.evaluation.accuracy import Evaluation, Outputs
 from feddg.evaluation.decision import Decision, Part, ranked, threshold_on
 from feddg.evaluation.groups import LEVEL, effective_number, numbered
 from feddg.evaluation.metrics import area_under_roc, ranks, student
-from feddg.records import DecisionRow, DecisionTable
+from feddg.records import DecisionRow, DecisionTable, Details, SubgroupRow
 from feddg.rng import numpy_stream
-from feddg.runs.intervals import ShareInterval, wilson
+from feddg.runs.folder import RunFolder
+from feddg.runs.intervals import ShareInterval, holm, wilson
+from feddg.runs.reading import DETAILS
 
 RESAMPLES = 500
 """Resamples of the bootstrap for average precision."""
@@ -22,13 +26,26 @@ BINS = 10
 """Bins of a reliability curve, with about as many images each."""
 
 
-def decided(evaluation: Evaluation, outputs: Sequence[Outputs]) -> DecisionTable | None:
-    """Returns what an evaluation's decision gives, from the outputs of all its parts.
+def write_details(
+    folder: RunFolder,
+    evaluation: Evaluation,
+    outputs: Sequence[Outputs],
+    which: str,
+    round: int | None,
+) -> None:
+    """Writes what a model gives by decision and subgroup.
 
-    Its threshold is chosen on in-domain validation. None without a decision.
+    Args:
+        folder: the run's folder.
+        evaluation: the images.
+        outputs: the model's, for all parts of the evaluation.
+        which: the selection rule of the model.
+        round: the round it is from.
     """
-    decision = evaluation.decision
-    return None if decision is None else decide(evaluation.sides(decision, outputs), decision)
+    asked, subgroups = evaluation.decision, by_subgroup(evaluation, outputs)
+    decision = None if asked is None else decide(evaluation.sides(asked, outputs), asked)
+    details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
+    folder.write_json(DETAILS, details)
 
 
 def decide(parts: Sequence[Part], decision: Decision) -> DecisionTable:
@@ -220,3 +237,91 @@ def reliability(
         if share is not None:
             points.append((float(scores[rows].mean()), share, len(rows)))
     return points
+
+
+def by_subgroup(evaluation: Evaluation, outputs: Sequence[Outputs]) -> list[SubgroupRow]:
+    """Returns accuracy by subgroup of every split, from the outputs of all parts."""
+    by_split: dict[str, list[tuple[numpy.ndarray, numpy.ndarray]]] = {}
+    for (split, _, rows), (_, logits) in zip(evaluation.parts(), outputs, strict=True):
+        targets = torch.from_numpy(evaluation.labels[rows])
+        values = evaluation.task.score(logits, targets).numpy()
+        by_split.setdefault(split, []).append((rows, values))
+    table: list[SubgroupRow] = []
+    for split, parts in by_split.items():
+        rows, values = (numpy.concatenate(part) for part in zip(*parts))
+        columns = {name: column[rows] for name, column in evaluation.subgroups.items()}
+        groups = None if evaluation.groups is None else evaluation.groups[rows]
+        table += subgroup_rows(split, columns, values, groups)
+    return table
+
+
+def subgroup_rows(
+    split: str,
+    columns: Mapping[str, numpy.ndarray],
+    correct: numpy.ndarray,
+    groups: numpy.ndarray | None = None,
+) -> list[SubgroupRow]:
+    """Returns the accuracy of every subgroup of a split, beside that of all its other images.
+
+    Differences are tested by the interval of Agresti and Caffo (2000, The American Statistician 54)
+    with as many independent images as tell as much, and corrected for all subgroups (Holm 1979), so
+    that many small subgroups do not give false alarms.
+
+    Args:
+        split: the split.
+        columns: ``(n,)`` texts by name; an empty text is no subgroup.
+        correct: ``(n,)`` a score of each image in [0, 1], such as whether it is classified rightly.
+        groups: ``(n,)`` integers; None if images are independent.
+    """
+    subgroups: list[tuple[str, str, numpy.ndarray]] = [
+        (name, value, column == value)
+        for name, column in columns.items()
+        for value in numpy.unique(column).tolist()
+        if value
+    ]
+    tested = [_difference(correct, mask, groups) for _, _, mask in subgroups]
+    # Two halves are one comparison.
+    halves = [min(mask.tobytes(), (~mask).tobytes()) for *_, mask in subgroups]
+    known = {half: p for half, (_, p) in zip(halves, tested) if p is not None}
+    corrected = dict(zip(known, holm([*known.values()])))
+    rows = []
+    for (name, value, mask), (difference, _), half in zip(subgroups, tested, halves):
+        inside = None if groups is None else groups[mask]
+        share = wilson(float(correct[mask].mean()), effective_number(correct[mask], inside))
+        rows.append(
+            SubgroupRow(
+                split=split,
+                column=name,
+                value=value,
+                images=int(mask.sum()),
+                groups=None if inside is None else len(numpy.unique(inside)),
+                accuracy=share,
+                difference=difference,
+                p=corrected.get(half),
+            )
+        )
+    return rows
+
+
+def _difference(
+    correct: numpy.ndarray, mask: numpy.ndarray, groups: numpy.ndarray | None
+) -> tuple[float | None, float | None]:
+    """Returns a subgroup's accuracy minus that of the others, and p; None where there are none."""
+    if mask.all():
+        return None, None
+    pulled, variance = [], 0.0
+    for side in (mask, ~mask):
+        number = effective_number(correct[side], None if groups is None else groups[side])
+        share = (float(correct[side].mean()) * number + 1) / (number + 2)
+        pulled.append(share)
+        variance += share * (1 - share) / (number + 2)
+    difference = float(correct[mask].mean() - correct[~mask].mean())
+    return difference, math.erfc(abs(pulled[0] - pulled[1]) / math.sqrt(2 * variance))
+
+
+def worst(rows: Sequence[SubgroupRow]) -> SubgroupRow | None:
+    """Returns the subgroup with the least accuracy of those shown to be worse; else None."""
+    worse = [
+        row for row in rows if row.p is not None and row.p < 0.05 and (row.difference or 0) < 0
+    ]
+    return min(worse, key=lambda row: row.accuracy[0], default=None)

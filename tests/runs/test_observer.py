@@ -10,8 +10,8 @@ from feddg.api import run
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
+from feddg.runs.observer import chosen_trackers
 from feddg.runs.reading import read_run
-from feddg.runs.tracking import chosen_trackers
 
 EXPERIMENT = Experiment(
     data={"source": "digits", "image_size": 8},
