@@ -114,8 +114,8 @@ class FedIG(SiloBN):
     settings: FedIGSettings
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
         ("csac", "l2d", "randconv", "rsc", "vista"),
-        "fedig passes the batch's own images through the network a second time; csac, l2d, "
-        "randconv, rsc and vista pass other images or parts of them, or count the passes",
+        "fedig passes the batch's own images through the network a second time, and the other "
+        "method passes other images or parts of them, or counts the passes; choose one",
     )
 
     def network(self, network: Network) -> Network:
