@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, get_type_hints, runtime_checkable
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from pydantic import ConfigDict
@@ -355,6 +355,35 @@ class Method:
         """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
         return network
 
+    # What only some methods have
+
+    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
+        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
+        return (images,)
+
+    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
+        """Returns stylized examples of images for the report, as clients train on them.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``.
+            context: what the server computed from the clients' statistics, if anything.
+
+        Returns:
+            Images of the same shape and type, or None if nothing is stylized.
+        """
+        return None
+
+    def left_out(self, state: State) -> dict[int, tuple[float, float]]:
+        """Returns accuracy and mean largest probability at clients of models without their part.
+
+        By client id, of those where this was measured.
+        """
+        return {}
+
+    def without(self, state: State, update: Update) -> State:
+        """Returns the state without a client's update, made again, before ``after_round``."""
+        raise NotImplementedError(f"{self.name} cannot take a client's part out of its model")
+
 
 @dataclass
 class Round:
@@ -674,53 +703,3 @@ def title_of(name: str) -> str:
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
-
-
-# What a method may show of itself beside its hooks, most of it in reports.
-#
-# A method that has something to show defines the function; whoever wants it asks with
-# ``isinstance``. In a composition the first part that shows something is the one that is shown.
-
-
-@runtime_checkable
-class ShowsVersions(Protocol):
-    """A method that has several versions of every image."""
-
-    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
-        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
-        ...
-
-
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A method that measures models at clients that had no part in them."""
-
-    def left_out(self, state: State) -> dict[int, tuple[float, float]]:
-        """Returns accuracy and mean largest probability of that model, by client id."""
-        ...
-
-
-@runtime_checkable
-class Forgets(Protocol):
-    """A method from whose model a client's part can be taken out."""
-
-    def without(self, state: State, update: Update) -> State:
-        """Returns the state without a client's update, made again, before ``after_round``."""
-        ...
-
-
-@runtime_checkable
-class Stylizes(Protocol):
-    """A method whose clients train on stylized images."""
-
-    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
-        """Returns stylized examples of images, as the method makes them.
-
-        Args:
-            images: uint8 ``(N, 3, H, W)``.
-            context: what the server computed from the clients' statistics, if anything.
-
-        Returns:
-            Images of the same shape and type, or None if these settings stylize nothing.
-        """
-        ...
