@@ -484,8 +484,8 @@ def checked(**fields):
 
 def test_what_it_cannot_be_is_refused_by_field(subtests):
     for fields, named in [
-        ({"train": {"trainable": "all"}}, "train.trainable is all"),
-        ({"model": {"embedding": "linear"}}, "model.embedding is linear"),
+        ({"train": {"trainable": "all"}}, "set train.trainable to head"),
+        ({"model": {"embedding": "linear"}}, "set model.embedding to none"),
         ({"privacy": {"record_epsilon": 2.0}}, "method.clip"),
         (
             {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar, get_type_hints
 
 import torch
@@ -581,6 +582,20 @@ class RoundHook:
     def completed(self, state: State, round: Round) -> State:
         """After aggregation: returns the new state of the round."""
         return state
+
+
+def require(experiment: ExperimentSettings, why: str, fields: Mapping[str, object]) -> None:
+    """Raises ExperimentError if a field of an experiment is not as a method needs it.
+
+    Args:
+        experiment: the experiment.
+        why: it has to be so, as a sentence without its full stop.
+        fields: the values that are needed, by the field's name: ``train.optimizer``.
+    """
+    for name, needed in fields.items():
+        if attrgetter(name)(experiment) != needed:
+            value = "none" if needed is None else needed
+            raise ExperimentError(f"{why}: set {name} to {value}, or leave it out")
 
 
 def local_names(method: Method, network: nn.Module) -> set[str]:
