@@ -96,7 +96,7 @@ def test_colours_by_hand(count: int, height: int, width: int, seed: int) -> None
 
 
 def test_colours_take_no_files_and_no_other_layer() -> None:
-    with pytest.raises(WeightsError, match=r"'colors' .*decoder=a\.pth"):
+    with pytest.raises(WeightsError, match="codec 'colors' has no weights: leave out"):
         load_codec("colors", decoder=Path("a.pth"))
     with pytest.raises(WeightsError, match=r"'colors' cannot measure styles on 'conv4_1_pre'"):
         load_codec("colors", style_layer="conv4_1_pre")
@@ -378,7 +378,7 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"weights file for its encoder.*'compact' needs no"):
         load_codec("vgg19")
     absent = tmp_path / "absent.pth"
-    with pytest.raises(WeightsError, match=r"absent\.pth: no such.*compact"):
+    with pytest.raises(WeightsError, match=r"absent\.pth does not exist"):
         load_codec("vgg19", encoder=absent, decoder=absent)
     for name in ("text.pth", "text.safetensors"):
         broken = tmp_path / name

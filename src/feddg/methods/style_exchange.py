@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -93,11 +93,6 @@ class StyleSettings(MethodSettings):
         )
         return NormalizedCodec(codec).frozen() if self.stylization == "released" else codec
 
-    @cached_property
-    def codecs_elsewhere(self) -> dict[torch.device, Codec]:
-        """Copies of the codec on other devices, made at first use."""
-        return {}
-
     @property
     def correction(self) -> int:
         """The number subtracted from the number of places in the content's variance."""
@@ -124,12 +119,8 @@ class StyleExchange(Method):
         Args:
             device: the target device; the CPU by default.
         """
-        loaded, elsewhere = self.settings.loaded_codec, self.settings.codecs_elsewhere
-        if device is None or device == loaded.unit.device:
-            return loaded
-        if device not in elsewhere:
-            elsewhere[device] = deepcopy(loaded).to(device)
-        return elsewhere[device]
+        loaded = self.settings.loaded_codec
+        return loaded if device in (None, loaded.unit.device) else _copied_to(loaded, device)
 
     def read_files(self) -> None:
         """Reads the codec's weights."""
@@ -333,6 +324,11 @@ class OneStyleEach(StyleExchange):
     def released(self, client: Client, style: Tensor) -> Tensor:
         """Returns ``(2, C)``, the style as the client sends it: unchanged here."""
         return style
+
+
+@lru_cache(maxsize=8)
+def _copied_to(codec: Codec, device: torch.device) -> Codec:
+    return deepcopy(codec).to(device)
 
 
 def _styles(client_statistics: Statistics) -> Tensor:

@@ -20,7 +20,6 @@ from feddg.rng import DrawnFrom, derive_seed
 from feddg.settings import IMAGENET
 from feddg.storage import digest, is_file, why
 
-HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: Registry[Callable[[], nn.Module]] = Registry(
     "backbone", group="feddg.backbones", error=ExperimentError
 )
@@ -163,18 +162,13 @@ class Trunk(nn.Module):
 
 def _head_of(model: nn.Module) -> str:
     """Returns the name of a torchvision classifier's last linear layer."""
-    for name in HEAD_NAMES:
-        head = getattr(model, name, None)
-        if isinstance(head, nn.Linear):
-            return name
-        if isinstance(head, nn.Sequential):
-            last, linear = list(head.named_children())[-1]
-            if isinstance(linear, nn.Linear):
-                return f"{name}.{last}"
-    raise ExperimentError(
-        f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
-        "register your own with feddg.models.backbones.register_backbone"
-    )
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ExperimentError(
+            f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
+            "register your own with feddg.models.backbones.register_backbone"
+        )
+    return linear[-1]
 
 
 class TimmTrunk(nn.Module):
@@ -605,7 +599,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is missing or is not a state dict. Nothing is unpickled.
     """
     if not is_file(path, WeightsError):
-        raise WeightsError(f"weights file {path} does not exist; check --weights")
+        raise WeightsError(f"weights file {path} does not exist")
     try:
         state = (
             load_file(path)

@@ -69,10 +69,14 @@ class Codec(nn.Module, ABC):
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
         """Returns the codec with the weights of two files, or with its own if they are None.
 
+        By default it has none.
+
         Raises:
             WeightsError: a file is missing, unreadable, not needed, or does not fit.
         """
-        raise NotImplementedError
+        if encoder or decoder:
+            raise WeightsError(f"codec {cls.name!r} has no weights: leave out encoder and decoder")
+        return cls(style_layer)
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:

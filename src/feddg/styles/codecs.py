@@ -14,7 +14,6 @@ from torch.nn import functional
 from feddg.errors import WeightsError
 from feddg.models.backbones import read_weights
 from feddg.models.normalization import instance_moments
-from feddg.storage import is_file
 from feddg.styles.codec import VARIANCE_FLOOR, Codec, StyleLayer, register_codec
 
 Plan = Sequence[int | Literal["pool", "up"]]
@@ -123,8 +122,7 @@ class ConvolutionalCodec(Codec):
         Raises:
             WeightsError: a file is missing, unreadable or does not fit.
         """
-        weights = _read(encoder, cls.name)
-        others = _read(decoder, cls.name)
+        weights, others = (read_weights(file) if file else {} for file in (encoder, decoder))
         modules = cls.parts(cls.fitted(weights, others))
         if encoder is not None:
             _fill(modules[0], weights, encoder)
@@ -181,16 +179,6 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], source: Path) -> Non
     module.load_state_dict(needed, assign=True)
 
 
-def _read(path: Path | None, name: str) -> dict[str, Tensor]:
-    if path is None:
-        return {}
-    if not is_file(path, WeightsError):
-        raise WeightsError(
-            f"{path}: no such weights file for codec {name!r}; the codec 'compact' needs no files"
-        )
-    return read_weights(path)
-
-
 def _layers(channels: int, plan: Plan) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for entry in plan:
@@ -217,17 +205,6 @@ class ColorsCodec(Codec):
     summary = "mean and deviation per RGB channel, no network; the zero-cost reference"
     channels = 3
     stride = 1
-
-    @classmethod
-    def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
-        """Returns the codec; it accepts no files. See :meth:`Codec.load`."""
-        for part, file in (("encoder", encoder), ("decoder", decoder)):
-            if file is not None:
-                raise WeightsError(
-                    f"codec 'colors' has no weights: leave out {part}={file}, "
-                    "or choose another codec"
-                )
-        return cls(style_layer)
 
     def encode(self, images: Tensor) -> Tensor:
         """Returns the images unchanged, ``(B, 3, H, W)`` in [0, 1]."""
