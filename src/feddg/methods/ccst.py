@@ -188,7 +188,7 @@ class Ccst(StyleExchange):
             examples,
             pixels=Versions(views),
             rows=rows,
-            labels=examples.labels.repeat(len(views)),
+            labels=torch.cat([examples.labels] * len(views)),
             domains=examples.domains.repeat(len(views)),
             cache_key=f"{examples.cache_key}-ccst",
         )
