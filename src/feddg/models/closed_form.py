@@ -142,32 +142,21 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
     both = both[:-1] - total * torch.outer(mean, middles)
     centred, target = both[:, : len(gram) - 1], both[:, len(gram) :]
     scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
-    unit = torch.eye(len(centred), dtype=centred.dtype, device=centred.device)
-    tried, root = (ROUNDING, *penalties), total.sqrt()
-    fits: Iterator[tuple[Any, Any]]
-    if centred.device.type == "cpu":
-        fits = (torch.linalg.cholesky_ex(centred + each * scale * unit) for each in tried)
-    else:  # all at once: few launches, and the host waits once
-        shifts = _sent(tried, centred.device)[:, None, None]
-        factors, faults = torch.linalg.cholesky_ex(centred + shifts * scale * unit)
-        spoiled = on_host([*faults])
-        if not any(spoiled) and min(penalties) > 0:
-            every = torch.cholesky_solve(target.expand(len(penalties), -1, -1), factors[1:])
-            yield from zip(every.mT * root, (share - mean @ every) * root)
-            return
-        fits = iter(zip(factors, spoiled))
-    squares = not next(fits)[1]
+    shifts, root = _sent((ROUNDING, *penalties), centred.device), total.sqrt()
+    shifted = centred.repeat(len(shifts), 1, 1)
+    shifted.diagonal(dim1=1, dim2=2).add_((shifts * scale)[:, None])
+    factors, faults = torch.linalg.cholesky_ex(shifted)
+    fits = torch.cholesky_solve(target.expand(len(penalties), -1, -1), factors[1:])
+    negative, *spoiled = on_host([*faults])  # a device is waited for once
     values: Tensor | None = None
-    for penalty, (factor, fault) in zip(penalties, fits):
-        if penalty > 0 and squares and not fault:
-            weight = torch.cholesky_solve(target, factor)
-        else:  # singular, or made no sum of squares by noise
+    for penalty, weight, fault in zip(penalties, fits, spoiled):
+        if penalty == 0 or negative or fault:  # singular, or made no sum of squares by noise
             if values is None:
                 values, vectors = torch.linalg.eigh(centred)
                 least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
                 values = values.clamp(min=0)
-            shifted = values + penalty * values.mean()
-            inverse = torch.where(shifted > least, 1 / shifted, 0.0)
+            raised = values + penalty * values.mean()
+            inverse = torch.where(raised > least, 1 / raised, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
         yield weight.T * root, (share - mean @ weight) * root
 
