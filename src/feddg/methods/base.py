@@ -203,7 +203,7 @@ class Method:
         if not (self.shapes_embeddings and fixed) or self.one_round:
             return ()
         text = (
-            f"train.trainable is head: embeddings stay as they are, and what {title_of(self.name)} "
+            f"train.trainable is head: embeddings stay as they are, and what {self.title} "
             "asks of them trains nothing."
         )
         advice = "Train more, or add a layer: --set model.embedding=linear."
@@ -704,15 +704,13 @@ def methods() -> dict[str, type[Method]]:
 
 
 def title_of(name: str) -> str:
-    """Returns a method's title, of a composition joined by ``+``; unknown names are returned as is.
+    """Returns a method's title, of a composition joined by ``+``; unknown names stay as they are.
 
     Args:
         name: name of a method or composition, or any text; aliases are not resolved.
     """
     titles = {_plain(listed): method.title for listed, method in METHODS.items()}
     parts = [part.strip() for part in name.split("+")]
-    if not any(_plain(part) in titles for part in parts):
-        return name
     return " + ".join(titles.get(_plain(part), part) for part in parts)
 
 

@@ -600,16 +600,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """
     if not is_file(path, WeightsError):
         raise WeightsError(f"weights file {path} does not exist")
+    safe = path.suffix == ".safetensors"
     try:
-        state = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        state = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
     except OSError as error:
         raise WeightsError(f"weights file {path} cannot be read: {why(error)}") from None
     except Exception:  # what is wrong with which byte, or torch's advice to trust the file
-        kind = "safetensors file" if path.suffix == ".safetensors" else "state dict"
+        kind = "safetensors file" if safe else "state dict"
         raise WeightsError(
             f"weights file {path} is not a plain {kind}: it is damaged, or of another kind, or "
             "holds more than tensors; save only model.state_dict(), preferably as .safetensors, or "

@@ -376,17 +376,6 @@ class ZeroShotAdapter(nn.ModuleList):
         return alpha
 
 
-def add_adapter(network: Network, reduction: int, alpha: float, spread: float) -> None:
-    """Adds an adapter to the network as the head :data:`HEAD`."""
-    network.heads[HEAD] = network.initialised(
-        HEAD,
-        lambda: ZeroShotAdapter(
-            LayerAdapter(layer.num_features, reduction, alpha, spread)
-            for layer in map_layers(network.featurizer).values()
-        ),
-    )
-
-
 def adapter_of(network: nn.Module) -> ZeroShotAdapter | None:
     """Returns the network's adapter, or None if it was trained without one."""
     adapters = [layer for layer in network.modules() if isinstance(layer, ZeroShotAdapter)]
