@@ -46,7 +46,6 @@ class Codec(nn.Module, ABC):
 
     Attributes:
         name: the name in settings.
-        summary: one line for listings.
         style_layers: the values of ``style_layer`` it supports.
         channels: C, the channels of the feature map and so of a style ``(2, C)``.
         stride: input pixels per position of the feature map.
@@ -54,7 +53,6 @@ class Codec(nn.Module, ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     style_layers: ClassVar[tuple[StyleLayer, ...]] = ("output",)
     channels: int
     stride: int
@@ -156,7 +154,6 @@ class NormalizedCodec(Codec):
     """
 
     name = "normalized"
-    summary = "another codec, on images that are normalised for the classifier"
     mean: Tensor
     deviation: Tensor
 

@@ -202,7 +202,6 @@ class ColorsCodec(Codec):
     """
 
     name = "colors"
-    summary = "mean and deviation per RGB channel, no network; the zero-cost reference"
     channels = 3
     stride = 1
 
@@ -230,7 +229,6 @@ class CompactCodec(ConvolutionalCodec):
     """Four convolutions and their mirror image; docs/codec.md describes the training data."""
 
     name = "compact"
-    summary = "small, inside the package, for images of 32 to 224 pixels"
     architecture = Architecture(encoder=(32, 32, "pool", 64, 64), decoder=(64, 32, "up", 32, 3))
     packaged: ClassVar = {
         "encoder": "compact_encoder.safetensors",
@@ -278,7 +276,6 @@ class ModulatedCodec(CompactCodec):
     """The encoder of ``compact`` with a better decoder; docs/codec.md describes its training."""
 
     name = "modulated"
-    summary = "compact's styles, drawn by a decoder that reads the whole style"
     packaged: ClassVar = CompactCodec.packaged | {"decoder": "modulated_decoder.safetensors"}
 
     @classmethod
@@ -297,7 +294,6 @@ class Vgg19Codec(ConvolutionalCodec):
     """
 
     name = "vgg19"
-    summary = "the papers' VGG-19 to relu4_1, full or pruned, from weight files you have"
     architecture = Architecture(
         encoder=(64, 64, "pool", 128, 128, "pool", 256, 256, 256, 256, "pool", 512),
         decoder=(256, "up", 256, 256, 256, 128, "up", 128, 64, "up", 64, 3),
