@@ -243,17 +243,14 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
 
     def mixed(self, input: Tensor) -> Tensor:
         """Returns the output before an activation inside the layer, for rules."""
-        training, share = self.training or self.running_mean is None, self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if share is None:  # the mean of all batches so far, as in PyTorch
-                share = 1 / int(self.num_batches_tracked)
         batch = nn.functional.batch_norm(
             input,
             self.running_mean,
             self.running_var,
-            training=training,
-            momentum=share or 0.0,
+            training=self.training,
+            momentum=self.momentum,  # type: ignore[arg-type]
             eps=self.eps,
         )
         mean, deviation = (part.to(batch) for part in instance_moments(input, self.eps))
