@@ -194,20 +194,19 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
-        """Returns warnings about results of this experiment, before round 1.
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
+        """Yields warnings about results of this experiment, before round 1.
 
         By default, where the method shapes embeddings and nothing before them is trained.
         """
         fixed = experiment.train.trainable == "head" and experiment.model.embedding == "none"
-        if not (self.shapes_embeddings and fixed) or self.one_round:
-            return ()
-        text = (
-            f"train.trainable is head: embeddings stay as they are, and what {self.title} "
-            "asks of them trains nothing."
-        )
-        advice = "Train more, or add a layer: --set model.embedding=linear."
-        return (warning("fixed-embeddings", text, advice),)
+        if self.shapes_embeddings and fixed and not self.one_round:
+            yield warning(
+                "fixed-embeddings",
+                f"train.trainable is head: embeddings stay as they are, and what {self.title} "
+                "asks of them trains nothing.",
+                "Train more, or add a layer: --set model.embedding=linear.",
+            )
 
     # Once, before round 1
 

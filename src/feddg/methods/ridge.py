@@ -57,7 +57,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -102,7 +102,6 @@ from feddg.models.closed_form import (
 from feddg.models.network import Network
 from feddg.rng import add_noise
 from feddg.settings import ExperimentSettings, NotNegative, Positive, leaves
-from feddg.text import listed
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"
@@ -281,14 +280,12 @@ class Ridge(Method):
                 "out defences, method.clip, and privacy of images and clients"
             )
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns of what weighs images or clients."""
-        others, without = super().diagnostics(experiment), of_no_sum(experiment)
-        if not without:
-            return others
-        verb = "do" if len(without) > 1 else "does"
-        text = f"{listed(without)} {verb} nothing: in the sums of ridge every image counts alike."
-        return (*others, warning("without-effect", text))
+        yield from super().diagnostics(experiment)
+        for name in of_no_sum(experiment):
+            text = f"{name} does nothing: in the sums of ridge every image counts alike."
+            yield warning("without-effect", text)
 
     # At a client
 

@@ -1,7 +1,7 @@
 """Common parts of methods that stylize images: settings, codec, cached copies."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self
@@ -126,20 +126,18 @@ class StyleExchange(Method):
         """Reads the codec's weights."""
         self.codec()
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns if the feature map is too small to redraw an image well."""
+        yield from super().diagnostics(experiment)
         chosen, size = self.settings, experiment.data.image_size
-        others = super().diagnostics(experiment)
         places = -(-size // self.codec().stride)
-        if places >= ENOUGH_PLACES or not chosen.strength:
-            return others
-        diagnostic = warning(
-            "codec-too-coarse",
-            f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
-            "places: a stylized copy keeps little of what is in it.",
-            "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",
-        )
-        return (*others, diagnostic)
+        if places < ENOUGH_PLACES and chosen.strength:
+            yield warning(
+                "codec-too-coarse",
+                f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
+                "places: a stylized copy keeps little of what is in it.",
+                "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",
+            )
 
     def style_images(self, client: Client) -> Tensor:
         """Returns the images whose style a client measures: all of its own, as they are.
