@@ -41,8 +41,8 @@ StyleLayer = Literal["output", "conv4_1_pre"]
 class Codec(nn.Module, ABC):
     """Turns images into feature maps and back; images are RGB in [0, 1].
 
-    A subclass sets its name and the maps it can measure styles on, and defines :meth:`load`,
-    :meth:`encode` and :meth:`decode`.
+    A subclass sets its name and the maps it can measure styles on, and defines :meth:`encode`,
+    :meth:`drawn` (or :meth:`decode` alone), and :meth:`load` if it has weights.
 
     Attributes:
         name: the name in settings.
@@ -87,9 +87,8 @@ class Codec(nn.Module, ABC):
             ``(B, C, h, w)``; ``h`` is ``H / stride`` rounded up.
         """
 
-    @abstractmethod
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the images that belong to feature maps.
+        """Returns the images that belong to feature maps; by default :meth:`drawn`, clamped.
 
         Args:
             features: ``(B, C, h, w)``.
@@ -99,10 +98,11 @@ class Codec(nn.Module, ABC):
         Returns:
             ``(B, 3, *size)``, RGB clamped to [0, 1].
         """
+        return self.drawn(features, size).clamp(0, 1)
 
     def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns what :meth:`decode` gives before it is clamped, where the codec can tell."""
-        return self.decode(features, size)
+        """Returns what :meth:`decode` gives before it is clamped."""
+        raise NotImplementedError
 
     def style_features(self, images: Tensor) -> Tensor:
         """Returns the maps on which styles are measured, by default those of :meth:`encode`.

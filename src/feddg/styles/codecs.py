@@ -140,10 +140,6 @@ class ConvolutionalCodec(Codec):
             return self.encode(images)
         return self.encoder[:-1](self._padded(images))
 
-    def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the images that belong to feature maps; see :meth:`Codec.decode`."""
-        return self.drawn(features, size).clamp(0, 1)
-
     def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the decoder's output as it is; see :meth:`Codec.drawn`."""
         images: Tensor = self.decoder(features)
@@ -212,10 +208,6 @@ class ColorsCodec(Codec):
     def value_range(self) -> tuple[Tensor, Tensor]:
         """Returns 0 and 1, because the map is the image."""
         return torch.zeros(self.channels), torch.ones(self.channels)
-
-    def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the features as images, clamped to [0, 1]; see :meth:`Codec.decode`."""
-        return torch.clamp(self.drawn(features, size), 0, 1)
 
     def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the features as images; see :meth:`Codec.drawn`."""
