@@ -220,7 +220,7 @@ def test_a_papers_plan_stops_before_its_first_run_where_its_weights_are_missing(
     """It does not become the experiment of a small network."""
     asked: list[str] = []
 
-    def fetch(backbone: str, weights: str) -> None:
+    def fetch(backbone: str, weights: str, size: int | None = None) -> None:
         asked.append(backbone)
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
