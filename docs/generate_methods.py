@@ -157,8 +157,9 @@ def _differences(method: type[Method]) -> list[str]:
 
 
 def _excluded(method: type[Method]) -> list[str]:
-    """The methods that it refuses; the refusal says why."""
-    names = ", ".join(f"`{name}`" for name in sorted(method.excludes) if name != method.name)
+    """The methods that it refuses, or that refuse it; the refusal says why."""
+    refuse = {name for name, other in methods().items() if method.name in other.excludes}
+    names = ", ".join(f"`{name}`" for name in sorted({*method.excludes, *refuse} - {method.name}))
     return [f"Cannot be combined with {names}."] if names else []
 
 

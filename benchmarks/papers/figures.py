@@ -26,7 +26,7 @@ from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
 from feddg.federation.federation import Federation
 from feddg.messages import Update, Weights
-from feddg.methods.base import Stylizes, has_global_model, title_of
+from feddg.methods.base import has_global_model, title_of
 from feddg.privacy.building import NO_DEFENCES
 from feddg.records import client_name
 from feddg.report.blocks import Block, Chart, Page, Prose, Section
@@ -268,10 +268,8 @@ def grey_levels(loaded: Federation, progress: Progress) -> dict[str, Any]:
         images = loaded.clients[client].images()[:GREY_IMAGES]
         if len(images) == 0:
             continue
-        stylized = None
-        if isinstance(loaded.method, Stylizes):
-            with torch.no_grad():
-                stylized = loaded.method.preview(images, loaded.server.state.context)
+        with torch.no_grad():
+            stylized = loaded.method.preview(images, loaded.server.state.context)
         before.append(grey_histogram(images))
         after.append(None if stylized is None else grey_histogram(stylized))
         domain = loaded.clients.partition.domain_ids[int(domains[client])]

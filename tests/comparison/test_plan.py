@@ -463,7 +463,6 @@ def test_rounds_of_a_budget_are_by_what_clients_hold():
     for change, rounds in (
         ({}, 1),
         ({"styles_per_image": 2}, 2),
-        ({"epoch": "original"}, 3),
         ({"variant": "pardon"}, 3),
         ({"styles_per_image": 9}, 1),
     ):

@@ -265,7 +265,7 @@ def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
     ("name", "change", "words"),
     [
         ("local", {"defences": "median"}, "local sends no weights: leave out defences"),
-        ("centralised", {"privacy": {"clipping": "fixed"}}, "leave out privacy"),
+        ("centralised", {"privacy": {"clipping": "fixed"}}, "set privacy.clipping to none"),
         ("local", {"server": {"optimizer": "fedadam"}}, "server.optimizer"),
         ("centralised", {"server": {"min_updates": 2}}, "set server.min_updates to 1"),
     ],

@@ -108,12 +108,19 @@ def test_updates_count_alike():
     assert same(small.server.state.weights, equal.server.state.weights)
 
 
-@pytest.mark.parametrize("train", [{"optimizer": "adam"}, {"momentum": 0.9}])
-def test_other_optimizers_are_refused_with_the_remedy(train):
+@pytest.mark.parametrize(
+    ("train", "remedy"),
+    [
+        ({"optimizer": "adam"}, r"set train\.optimizer to sgd"),
+        ({"momentum": 0.9}, r"set train\.momentum to 0"),
+        ({"schedule_by": "step"}, r"set train\.schedule_by to round"),
+    ],
+)
+def test_other_optimizers_are_refused_with_the_remedy(train, remedy):
     preset = Experiment(data="digits", hold_out="sketch", method="scaffold")
     build_method("scaffold", {}).check(preset)
     wrong = Experiment(data="digits", hold_out="sketch", method="scaffold", train=train)
-    with pytest.raises(ExperimentError, match=r"train\.optimizer to sgd"):
+    with pytest.raises(ExperimentError, match=remedy):
         build_method("scaffold", {}).check(wrong)
 
 
@@ -121,7 +128,7 @@ def test_a_choice_among_a_clients_models_is_refused():
     choosing = Experiment(
         data="digits", hold_out="sketch", method="scaffold", train={"select_every": 5}
     )
-    with pytest.raises(ExperimentError, match=r"leave train\.select_every out"):
+    with pytest.raises(ExperimentError, match=r"set train\.select_every to none"):
         build_method("scaffold", {}).check(choosing)
 
 

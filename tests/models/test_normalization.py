@@ -63,19 +63,6 @@ def test_a_network_keeps_its_function_with_the_gate_at_one():
     assert len(new) == len(batch_norms(network)) == 20
 
 
-def test_statistics_without_a_momentum_are_the_mean_of_all_batches_as_in_pytorch():
-    plain, network = (
-        nn.BatchNorm2d(5, momentum=None),
-        nn.Sequential(nn.BatchNorm2d(5, momentum=None)),
-    )
-    mix_instance_statistics(network, 1.0)
-    for factor in (1, 2, 5):
-        plain(maps() * factor)
-        network(maps() * factor)
-    for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(dict(network[0].named_buffers())[name], buffer)
-
-
 def test_scales_and_shifts_that_are_not_trained_stay_so():
     network = nn.Sequential(nn.BatchNorm2d(5), nn.BatchNorm2d(5).requires_grad_(False))
     new = mix_instance_statistics(network, 1.0)

@@ -58,7 +58,7 @@ def finished(tmp_path_factory, cache):
     ("change", "words"),
     [
         ({"model": {"weights": "nowhere.safetensors"}}, "nowhere.safetensors does not exist"),
-        ({"method": "ridge", "model": {"embedding": "linear"}}, "model.embedding is linear"),
+        ({"method": "ridge", "model": {"embedding": "linear"}}, "set model.embedding to none"),
     ],
 )
 def test_what_is_missing_is_said_before_images_are_decoded(tmp_path, change, words):

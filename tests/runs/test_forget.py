@@ -112,7 +112,7 @@ def test_what_cannot_be_forgotten_leaves_the_run_complete(tmp_path, monkeypatch)
         forget(run.folder, 1)
     assert (run.folder / "summary.json").read_bytes() == before
     assert is_complete(run.folder)
-    with pytest.raises(ExperimentError, match=r"server\.wise_ft is 0\.5, and ridge solves"):
+    with pytest.raises(ExperimentError, match=r"set server\.wise_ft to none"):
         ran(tmp_path, server={"wise_ft": 0.5})
 
 

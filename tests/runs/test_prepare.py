@@ -158,11 +158,11 @@ def test_a_papers_plan_stops_before_its_first_run_where_its_weights_are_missing(
     """It does not become the experiment of a small network."""
     asked: list[str] = []
 
-    def fetch(backbone: str) -> None:
+    def fetch(backbone: str, weights: str, size: int | None = None) -> None:
         asked.append(backbone)
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(backbones, "_imagenet", fetch)
+    monkeypatch.setattr(backbones, "_pretrained", fetch)
     monkeypatch.chdir(tmp_path)
     for domain, label in product(("photo", "art_painting", "cartoon", "sketch"), ("dog", "horse")):
         (tmp_path / "PACS" / domain / label).mkdir(parents=True)

@@ -14,7 +14,7 @@ from feddg.clients.client import Client
 from feddg.diagnostics import Progress, arriving
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights, on_device
-from feddg.methods.base import Method, Round, RoundHook, ShowsVersions, State, has_global_model
+from feddg.methods.base import Method, Round, RoundHook, State, has_global_model
 from feddg.methods.ridge import BIAS, CROSS, GRAM, WEIGHT, Ridge
 from feddg.models.closed_form import means, packed
 from feddg.models.network import Network
@@ -72,10 +72,7 @@ class HeadStart(Ridge):
         network, method = client.network, self._method
 
         def seen(images: Tensor) -> list[Tensor]:
-            versions: tuple[Tensor, ...] = (images,)
-            if isinstance(method, ShowsVersions):
-                versions = method.head_images(images)
-            return [network.features(version) for version in versions]
+            return [network.features(version) for version in method.head_images(images)]
 
         names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
         shared = client.together.shared  # the network is the same at all of them

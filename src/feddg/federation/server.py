@@ -12,7 +12,7 @@ from feddg.federation import averages
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
-from feddg.methods.base import Forgets, LeavesOut, Method, Round, RoundHook, State
+from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import RoundRow
@@ -165,8 +165,7 @@ class Asking(RoundHook):
 
         method = self._server.method
         state = method.after_round(state, ask)
-        if isinstance(method, LeavesOut):
-            round.left_out = {id: accuracy for id, (accuracy, _) in method.left_out(state).items()}
+        round.left_out = {id: accuracy for id, (accuracy, _) in method.left_out(state).items()}
         return state
 
 
@@ -315,7 +314,6 @@ class Server:
             NotEnoughUpdates: the client's sums cannot be used.
             RunError: they are not those of training, or the total was not kept.
         """
-        assert isinstance(self.method, Forgets)
         number, before = self.state.round + 1, self.state
         asked = Round(number, [client], before, 1, self.ledger.bytes)
         sent = self.hooks.broadcast(self.method.broadcast(before), asked)

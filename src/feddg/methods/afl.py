@@ -25,7 +25,6 @@ Decisions:
     the batch, so SGD's steps are that many times longer.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -35,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ClientError, ExperimentError
+from feddg.errors import ExperimentError
 from feddg.messages import (
     MOST_ROWS,
     Broadcast,
@@ -47,7 +46,7 @@ from feddg.messages import (
     Weights,
     joined,
 )
-from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.methods.base import Ask, Method, MethodSettings, State, Statistics, register
 from feddg.methods.domains import PenalisedLosses, weighed_losses
 from feddg.methods.vista import Vista
 from feddg.models.network import Network
@@ -118,19 +117,16 @@ class AFL(Method):
         domains, images = client.examples.domains.unique(return_counts=True)
         return joined(others, Message({"domains": domains, "images": images.float()}))
 
-    def aggregate_statistics(
-        self, client_statistics: Iterable[tuple[int, Message]]
-    ) -> Message | None:
+    def aggregate_statistics(self, client_statistics: Statistics) -> Message | None:
         """Adds the number of the federation's images of each domain."""
-        statistics = list(client_statistics)
-        others = super().aggregate_statistics(statistics)
+        others = super().aggregate_statistics(client_statistics)
         if not _over_domains(self):
             return others
-        parts = [(m.tensors["domains"].cpu(), m.tensors["images"].cpu()) for _, m in statistics]
-        images = torch.zeros(1 + max(int(domains.max()) for domains, _ in parts))
-        for domains, counts in parts:
-            images.index_add_(0, domains, counts)
-        return joined(others, Message({IMAGES: images}))
+        domains, images = (
+            torch.cat([message.tensors[name].cpu() for _, message in client_statistics])
+            for name in ("domains", "images")
+        )
+        return joined(others, Message({IMAGES: domains.bincount(images)}))
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Returns equal weights, of clients; those of domains follow from the statistics."""
@@ -154,16 +150,10 @@ class AFL(Method):
         return broadcast
 
     def begin(self, client: Client) -> None:
-        """Takes the weights; refuses images of a domain that nobody had before round 1."""
+        """Takes the weights."""
         super().begin(client)
         if _over_domains(self):
-            last, known = int(client.training.domains.max()), client.extras.tensors[WEIGHTS]
-            client.scratch[WEIGHTS] = known.to(client.device)
-            if last >= len(known):
-                raise ClientError(
-                    f"it has images of domain {last} (counted from 0), and before round 1 there "
-                    f"were {len(known)} domains: start a new run"
-                )
+            client.scratch[WEIGHTS] = client.extras.tensors[WEIGHTS].to(client.device)
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the images' domains."""

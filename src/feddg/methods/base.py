@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol, get_type_hints, runtime_checkable
+from operator import attrgetter
+from typing import Any, ClassVar, get_type_hints
 
 import torch
 from pydantic import ConfigDict
@@ -193,20 +194,19 @@ class Method:
             FeddgError: one is missing, damaged or does not fit.
         """
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
-        """Returns warnings about results of this experiment, before round 1.
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
+        """Yields warnings about results of this experiment, before round 1.
 
         By default, where the method shapes embeddings and nothing before them is trained.
         """
         fixed = experiment.train.trainable == "head" and experiment.model.embedding == "none"
-        if not (self.shapes_embeddings and fixed) or self.one_round:
-            return ()
-        text = (
-            f"train.trainable is head: embeddings stay as they are, and what {title_of(self.name)} "
-            "asks of them trains nothing."
-        )
-        advice = "Train more, or add a layer: --set model.embedding=linear."
-        return (warning("fixed-embeddings", text, advice),)
+        if self.shapes_embeddings and fixed and not self.one_round:
+            yield warning(
+                "fixed-embeddings",
+                f"train.trainable is head: embeddings stay as they are, and what {self.title} "
+                "asks of them trains nothing.",
+                "Train more, or add a layer: --set model.embedding=linear.",
+            )
 
     # Once, before round 1
 
@@ -354,6 +354,35 @@ class Method:
     def predictor(self, network: Network) -> nn.Module:
         """Returns the module that maps RGB images in [0, 1] to logits (or log-probabilities)."""
         return network
+
+    # What only some methods have
+
+    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
+        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
+        return (images,)
+
+    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
+        """Returns stylized examples of images for the report, as clients train on them.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``.
+            context: what the server computed from the clients' statistics, if anything.
+
+        Returns:
+            Images of the same shape and type, or None if nothing is stylized.
+        """
+        return None
+
+    def left_out(self, state: State) -> dict[int, tuple[float, float]]:
+        """Returns accuracy and mean largest probability at clients of models without their part.
+
+        By client id, of those where this was measured.
+        """
+        return {}
+
+    def without(self, state: State, update: Update) -> State:
+        """Returns the state without a client's update, made again, before ``after_round``."""
+        raise NotImplementedError(f"{self.name} cannot take a client's part out of its model")
 
 
 @dataclass
@@ -554,6 +583,20 @@ class RoundHook:
         return state
 
 
+def require(experiment: ExperimentSettings, why: str, fields: Mapping[str, object]) -> None:
+    """Raises ExperimentError if a field of an experiment is not as a method needs it.
+
+    Args:
+        experiment: the experiment.
+        why: it has to be so, as a sentence without its full stop.
+        fields: the values that are needed, by the field's name: ``train.optimizer``.
+    """
+    for name, needed in fields.items():
+        if attrgetter(name)(experiment) != needed:
+            value = "none" if needed is None else needed
+            raise ExperimentError(f"{why}: set {name} to {value}, or leave it out")
+
+
 def local_names(method: Method, network: nn.Module) -> set[str]:
     """Returns the state-dict names that stay with each client under ``method``."""
     return {
@@ -660,67 +703,15 @@ def methods() -> dict[str, type[Method]]:
 
 
 def title_of(name: str) -> str:
-    """Returns a method's title, of a composition joined by ``+``; unknown names are returned as is.
+    """Returns a method's title, of a composition joined by ``+``; unknown names stay as they are.
 
     Args:
         name: name of a method or composition, or any text; aliases are not resolved.
     """
     titles = {_plain(listed): method.title for listed, method in METHODS.items()}
     parts = [part.strip() for part in name.split("+")]
-    if not any(_plain(part) in titles for part in parts):
-        return name
     return " + ".join(titles.get(_plain(part), part) for part in parts)
 
 
 def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
-
-
-# What a method may show of itself beside its hooks, most of it in reports.
-#
-# A method that has something to show defines the function; whoever wants it asks with
-# ``isinstance``. In a composition the first part that shows something is the one that is shown.
-
-
-@runtime_checkable
-class ShowsVersions(Protocol):
-    """A method that has several versions of every image."""
-
-    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
-        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
-        ...
-
-
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A method that measures models at clients that had no part in them."""
-
-    def left_out(self, state: State) -> dict[int, tuple[float, float]]:
-        """Returns accuracy and mean largest probability of that model, by client id."""
-        ...
-
-
-@runtime_checkable
-class Forgets(Protocol):
-    """A method from whose model a client's part can be taken out."""
-
-    def without(self, state: State, update: Update) -> State:
-        """Returns the state without a client's update, made again, before ``after_round``."""
-        ...
-
-
-@runtime_checkable
-class Stylizes(Protocol):
-    """A method whose clients train on stylized images."""
-
-    def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
-        """Returns stylized examples of images, as the method makes them.
-
-        Args:
-            images: uint8 ``(N, 3, H, W)``.
-            context: what the server computed from the clients' statistics, if anything.
-
-        Returns:
-            Images of the same shape and type, or None if these settings stylize nothing.
-        """
-        ...

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Update, Weights
-from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
+from feddg.methods.base import (
+    Method,
+    MethodSettings,
+    Presets,
+    State,
+    register,
+    require,
+    shared_parameters,
+)
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings, NotNegative
 
@@ -99,25 +107,16 @@ class FedProx(Method):
         return terms | {"proximal": self.settings.mu / 2 * distance}
 
 
-def refuse_defences(experiment: ExperimentSettings, method: str, reason: str) -> None:
-    """Raises an error if the experiment asks for defences or update privacy.
+def require_no_defences(experiment: ExperimentSettings, why: str) -> None:
+    """Raises ExperimentError if an experiment asks for defences or update privacy.
 
     Args:
         experiment: the experiment.
-        method: name of the reference line.
-        reason: why they would have no effect, as a verb phrase.
-
-    Raises:
-        ExperimentError: the experiment asks for some.
+        why: they would have no effect, as a sentence without its full stop.
     """
-    for field, given in (
-        ("defences", bool(experiment.defences)),
-        ("privacy", experiment.privacy.clipping != "none"),
-    ):
-        if given:
-            raise ExperimentError(
-                f"{method} {reason}: leave out {field}, or name a federated method"
-            )
+    if experiment.defences:
+        raise ExperimentError(f"{why}: leave out defences, or name a federated method")
+    require(experiment, why, {"privacy.clipping": "none"})
 
 
 @register
@@ -156,12 +155,9 @@ class Centralised(Method):
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses settings that need several clients."""
-        refuse_defences(experiment, self.name, "has one client, with nobody to hide among")
-        if experiment.server.min_updates > 1:
-            raise ExperimentError(
-                f"{self.name} has one client; set server.min_updates to 1 (it is "
-                f"{experiment.server.min_updates})"
-            )
+        why = f"{self.name} has one client, with nobody to hide among"
+        require_no_defences(experiment, why)
+        require(experiment, why, {"server.min_updates": 1})
         super().check(experiment)
 
 
@@ -208,12 +204,9 @@ class Local(Method):
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses settings that work on updates, because there are none."""
-        refuse_defences(experiment, self.name, "sends no weights")
-        for name in ("optimizer", "wise_ft"):
-            if getattr(experiment.server, name) != "none":
-                raise ExperimentError(
-                    f"{self.name} sends no weights that server.{name} could change; set it to none"
-                )
+        why = f"{self.name} sends no weights"
+        require_no_defences(experiment, why)
+        require(experiment, why, {"server.optimizer": "none", "server.wise_ft": "none"})
         super().check(experiment)
 
     def is_local(self, name: str, module: nn.Module) -> bool:

@@ -26,8 +26,7 @@ Leaves the client:
 Decisions:
     As the authors': AdaIN at full strength on RGB in [0, 1], K = 3. ``pardon`` is what PARDON was
     compared with: strength 0.5; it is the preset for its benchmarks. One local epoch runs over all
-    d K images, so it takes K times FedAvg's steps (as the paper's epochs); ``epoch: original``
-    gives every image one of its K versions per round, at FedAvg's cost. Weights in the average
+    d K images, so it takes K times FedAvg's steps (as the paper's epochs). Weights in the average
     count originals. K is at most the number of clients that sent a style. A client that is alone
     has no other style: ``pardon`` is FedAvg then. On digits of 32 pixels the codec ``colors`` did
     better than the two networks tried (``docs/benchmarks.md``).
@@ -61,9 +60,6 @@ class CcstSettings(StyleSettings):
         "overall", description="style of all images, or one"
     )
     styles_per_image: int = Field(3, ge=1, description="K (paper: 3 gave the best mean on PACS)")
-    epoch: Literal["augmented", "original"] = Field(
-        "augmented", description="images per epoch: all d K (paper), or d, one version of each"
-    )
     strength: Fraction = Field(1.0, description="AdaIN blend: 1 (code), variant pardon 0.5")
 
     @model_validator(mode="before")
@@ -79,9 +75,9 @@ class CcstSettings(StyleSettings):
                 "stylized: on_the_fly needs variant: pardon, and so does stylization: released; "
                 "the paper's set is built once"
             )
-        if self.variant == "pardon" and (self.styles_per_image, self.epoch) != (3, "augmented"):
+        if self.variant == "pardon" and self.styles_per_image != 3:
             raise ValueError(
-                "styles_per_image and epoch need variant: paper; pardon draws one style per image"
+                "styles_per_image needs variant: paper; pardon draws one style per image"
             )
         return self
 
@@ -158,9 +154,9 @@ class Ccst(StyleExchange):
         return joined(super().aggregate_statistics(client_statistics), styles)
 
     def images_of_pass(self, images: int, clients: int) -> int:
-        """Returns the size of the augmented set, d K, where an epoch is over all of it."""
-        whole = self.settings.variant == "paper" and self.settings.epoch == "augmented"
-        versions = min(self.settings.styles_per_image, clients) if whole else 1
+        """Returns the size of the augmented set, d K."""
+        paper = self.settings.variant == "paper"
+        versions = min(self.settings.styles_per_image, clients) if paper else 1
         return versions * super().images_of_pass(images, clients)
 
     def begin(self, client: Client) -> None:
@@ -188,16 +184,12 @@ class Ccst(StyleExchange):
         versions = range(len(rows_of(client)))  # fewer of few clients
         views = [self.stylize_all(client, partial(chosen, version)) for version in versions]
         rows = torch.arange(len(views) * len(examples))
-        if self.settings.epoch == "original":
-            drawn = torch.randint(len(views), (len(examples),), generator=client.stream("versions"))
-            rows = rows[: len(examples)] + drawn * len(examples)
-        source = rows % len(examples)
         client.training = replace(
             examples,
             pixels=Versions(views),
             rows=rows,
-            labels=examples.labels[source],
-            domains=examples.domains[source],
+            labels=torch.cat([examples.labels] * len(views)),
+            domains=examples.domains.repeat(len(views)),
             cache_key=f"{examples.cache_key}-ccst",
         )
 

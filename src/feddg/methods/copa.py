@@ -27,7 +27,7 @@ Decisions:
     domain adaptation variant is left out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -102,18 +102,18 @@ class COPA(Method):
                 f"{self.settings.heads} only: set method.heads to {number}"
             )
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns where a mean over rounds may hold classifiers that nobody had trained yet."""
-        others, clients = super().diagnostics(experiment), experiment.clients
-        if experiment.server.averaging == "none" or not clients.per_round:
-            return others
-        text = (
-            f"Each round has {clients.per_round} of {clients.number} clients, and in the mean over "
-            "rounds (server.averaging) a classifier of copa counts with zeros until its first "
-            "client has trained."
-        )
-        advice = "Set server.averaging to none, or let all clients take part in every round."
-        return (*others, warning("untrained-classifiers", text, advice))
+        yield from super().diagnostics(experiment)
+        clients = experiment.clients
+        if experiment.server.averaging != "none" and clients.per_round:
+            yield warning(
+                "untrained-classifiers",
+                f"Each round has {clients.per_round} of {clients.number} clients, and in the mean "
+                "over rounds (server.averaging) a classifier of copa counts with zeros until its "
+                "first client has trained.",
+                "Set server.averaging to none, or let all clients take part in every round.",
+            )
 
     def network(self, network: Network) -> Network:
         """Adds the classifiers, and gates in batch normalisation."""

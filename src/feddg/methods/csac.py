@@ -80,11 +80,10 @@ class CSAC(Method):
     } | dict.fromkeys(
         (
             *("dart", "jigen", "l2d", "mixup", "outlines", "pardon"),
-            *("randaug", "randconv", "rsc"),
+            *("randaug", "randconv", "rsc", "vista"),
         ),
-        "csac compares the features of the batch's own images, once per step; dart, jigen, l2d, "
-        "mixup, outlines, pardon, randaug, randconv and rsc pass other images or parts of them "
-        "through the network",
+        "csac compares the features of the batch's own images, once per step, and the other method "
+        "passes other images or parts of them through the network; choose one",
     )
 
     def network(self, network: Network) -> Network:

@@ -148,13 +148,15 @@ class PenalisedLosses(DomainMethod):
         "each replaces the mean over images by one of its own over domains; choose one",
     )
 
+    weighs: ClassVar[str] = ""
+    """The setting with the penalty's own weight."""
     anneals: ClassVar[str] = ""
     """The setting with the number of steps before the penalty has its own weight."""
 
     @property
     def weight(self) -> float:
         """The penalty's own weight."""
-        raise NotImplementedError
+        return float(getattr(self.settings, self.weighs))
 
     @property
     def annealing(self) -> int:

@@ -28,7 +28,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -85,17 +85,17 @@ class Elcfs(Method):
         )
     }
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns if the window holds nothing but the mean colour."""
-        others, size = super().diagnostics(experiment), experiment.data.image_size
-        if not self.settings.window or self._half_width(size):
-            return others
-        text = (
-            f"A window of {self.settings.window:g} on images of {size} pixels holds the mean "
-            "colour alone: clients exchange no other amplitudes."
-        )
-        advice = f"Set method.window to {math.ceil(300 / size) / 100:g}, or choose larger images."
-        return (*others, warning("mean-colour-alone", text, advice))
+        yield from super().diagnostics(experiment)
+        size = experiment.data.image_size
+        if self.settings.window and not self._half_width(size):
+            yield warning(
+                "mean-colour-alone",
+                f"A window of {self.settings.window:g} on images of {size} pixels holds the mean "
+                "colour alone: clients exchange no other amplitudes.",
+                f"Set method.window to {math.ceil(300 / size) / 100:g}, or choose larger images.",
+            )
 
     def client_statistics(self, client: Client) -> Message:
         """Returns the low-frequency amplitudes of some of the client's images."""

@@ -1,6 +1,6 @@
 """FedBN and SiloBN: normalisation that stays with each client."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import ClassVar
 
 from torch import nn
@@ -29,13 +29,13 @@ class OwnNormalization(Method):
             )
         return super().network(network)
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns of normalisation that nobody trains."""
-        others, trained = super().diagnostics(experiment), experiment.train.trainable
-        if trained not in ("head", "lora") or experiment.model.embedding == "bottleneck":
-            return others
-        text = f"train.trainable is {trained}: normalisation stays the same at all clients."
-        return (*others, warning("fixed-normalisation", text, "Set it to all or norm+head."))
+        yield from super().diagnostics(experiment)
+        trained = experiment.train.trainable
+        if trained in ("head", "lora") and experiment.model.embedding != "bottleneck":
+            text = f"train.trainable is {trained}: normalisation stays the same at all clients."
+            yield warning("fixed-normalisation", text, "Set it to all or norm+head.")
 
 
 @register

@@ -40,11 +40,10 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
 from feddg.methods.base import MethodSettings, State, register
 from feddg.methods.fedbn import SiloBN
@@ -52,7 +51,6 @@ from feddg.models.network import Network
 from feddg.models.normalization import (
     Rule,
     Stored,
-    batch_norms,
     gates_apart,
     has_map,
     instance_moments,
@@ -84,9 +82,6 @@ class FedIGSettings(MethodSettings):
         description="range of u (paper: 0 to 1; Table 6: 0 to 0.5, 0.5 to 1, -0.1 to 1.1, the "
         "widest taken; twice the same number holds u there, Table 1: 0 is global, 1 instance)",
     )
-    average: Literal["deviation", "variance"] = Field(
-        "deviation", description="what the server averages (the paper speaks of deviations)"
-    )
     instance_gate: Fraction | None = Field(
         None,
         description="begins rho of batch-instance normalisation (Table 3, learned alpha); none for "
@@ -114,20 +109,13 @@ class FedIG(SiloBN):
     settings: FedIGSettings
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
         ("csac", "l2d", "randconv", "rsc", "vista"),
-        "fedig passes the batch's own images through the network a second time; csac, l2d, "
-        "randconv, rsc and vista pass other images or parts of them, or count the passes",
+        "fedig passes the batch's own images through the network a second time, and the other "
+        "method passes other images or parts of them, or counts the passes; choose one",
     )
 
     def network(self, network: Network) -> Network:
-        """Adds gates to the batch normalisation, if asked for; refuses one without statistics."""
+        """Adds gates to the batch normalisation, if asked for."""
         network = super().network(network)
-        for layer in batch_norms(network).values():
-            scaled = layer.affine or not isinstance(layer, nn.BatchNorm2d)
-            if not (scaled and layer.track_running_stats):
-                raise ExperimentError(
-                    f"{self.name} normalises by running statistics, then scales and shifts: give "
-                    "the network's BatchNorm layers affine=True and track_running_stats=True"
-                )
         if self.settings.instance_gate is not None:
             mix_instance_statistics(network.featurizer, self.settings.instance_gate)
         return network
@@ -177,8 +165,6 @@ class FedIG(SiloBN):
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Averages standard deviations instead of variances."""
-        if self.settings.average == "variance":
-            return super().aggregate(state, updates)
         deviations = (replace(update, weights=_powered(update.weights, 0.5)) for update in updates)
         before = replace(state, weights=_powered(state.weights, 0.5))
         state = super().aggregate(before, deviations)

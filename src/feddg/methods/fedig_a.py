@@ -45,10 +45,11 @@ from feddg.methods.base import MethodSettings, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.models.network import Network
 from feddg.models.normalization import (
+    HEAD,
     Adapted,
+    LayerAdapter,
     ZeroShotAdapter,
     adapter_of,
-    add_adapter,
     interpolated,
     map_layers,
     normalised_by,
@@ -93,13 +94,18 @@ class FedIGA(FedIG):
     def network(self, network: Network) -> Network:
         """Adds the adapters."""
         network = super().network(network)
-        if not map_layers(network.featurizer):
+        layers = map_layers(network.featurizer).values()
+        if not layers:
             raise ExperimentError(
                 f"{self.name} adapts batch normalisation of feature maps, and this backbone has "
                 "none; choose one that has (cnn, resnet18, densenet121)"
             )
         chosen = self.settings
-        add_adapter(network, chosen.reduction, chosen.first_alpha, chosen.first_spread)
+        start = chosen.reduction, chosen.first_alpha, chosen.first_spread
+        network.heads[HEAD] = network.initialised(
+            HEAD,
+            lambda: ZeroShotAdapter(LayerAdapter(each.num_features, *start) for each in layers),
+        )
         return network
 
     def adapter(self, network: Network) -> ZeroShotAdapter:

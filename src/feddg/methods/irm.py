@@ -29,14 +29,13 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import MEMBER, WEIGHT, PenalisedLosses, domain_means, mean_over
+from feddg.settings import NotNegative
 
 
 class IRMSettings(MethodSettings):
     """Hyper-parameters of IRM."""
 
-    irm_weight: float = Field(
-        100.0, ge=0, allow_inf_nan=False, description="w (DomainBed; the benchmark: 1000)"
-    )
+    irm_weight: NotNegative = Field(100.0, description="w (DomainBed; the benchmark: 1000)")
     irm_anneal: int = Field(100, ge=0, description="steps with a weight of 1 (the benchmark)")
 
 
@@ -47,12 +46,7 @@ class IRM(PenalisedLosses):
     name = "irm"
     summary = "no domain would gain by scaling the logits (Arjovsky et al. 2019)"
     settings: IRMSettings
-    anneals = "irm_anneal"
-
-    @property
-    def weight(self) -> float:
-        """The setting."""
-        return self.settings.irm_weight
+    weighs, anneals = "irm_weight", "irm_anneal"
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds every other image of each domain."""

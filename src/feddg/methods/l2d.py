@@ -32,7 +32,7 @@ Decisions:
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -156,10 +156,6 @@ class L2d(Method):
     summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
     needs_images = True
     settings: L2dSettings
-    excludes: ClassVar[dict[str, str]] = {
-        "csac": "csac aligns a batch with itself, but l2d passes two versions; choose one",
-        "fedsr": "l2d and fedsr each make the embedding a Gaussian; choose one",
-    }
 
     def network(self, network: Network) -> Network:
         """Adds mean and log-variance layers after the embedding."""

@@ -186,11 +186,9 @@ class Pardon(OneStyleEach):
         """Computes the client's stylized copies, or loads them from disk; or keeps the style."""
         super().begin(client)
         if self.exchanges:
-            self.prepare_copies(client, COPIES, lambda other: (self._style(other.context), None))
-
-    def _style(self, context: Message | None) -> Tensor:
-        assert context is not None, "the server broadcasts the interpolation style before round 1"
-        return context.tensors["style"]
+            assert client.context is not None, "the server broadcasts the style before round 1"
+            style = client.context.tensors["style"]
+            self.prepare_copies(client, COPIES, lambda other: (style, None))
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds each anchor's negative, and for ordinary triplets who may be whose positive."""
@@ -231,7 +229,7 @@ class Pardon(OneStyleEach):
         """Returns images stylized in the interpolation style, for the report."""
         if not (context and self.exchanges):
             return None
-        return self.transferred(images, self._style(context))
+        return self.transferred(images, context.tensors["style"])
 
 
 def negatives(

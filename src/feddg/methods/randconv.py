@@ -27,7 +27,7 @@ Decisions:
 """
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -63,9 +63,6 @@ class RandConv(Method):
     any_task = True
     needs_images = True
     settings: RandConvSettings
-    excludes: ClassVar[dict[str, str]] = {
-        "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"
-    }
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the kernel of each version, and its share."""

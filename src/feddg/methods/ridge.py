@@ -57,7 +57,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -78,6 +78,7 @@ from feddg.methods.base import (
     State,
     noting,
     register,
+    require,
 )
 from feddg.models.closed_form import (
     EXAMPLES,
@@ -95,13 +96,12 @@ from feddg.models.closed_form import (
     packed,
     solved,
     solved_as_published,
-    sums_faults,
+    sums_fault,
     unpacked,
 )
 from feddg.models.network import Network
 from feddg.rng import add_noise
 from feddg.settings import ExperimentSettings, NotNegative, Positive, leaves
-from feddg.text import listed
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"
@@ -110,8 +110,6 @@ IMAGES, LEFT_OUT, CONFIDENCE, PENALTY, SCALE, ESTIMATE = (
 )
 TOTAL_GRAM, TOTAL_CROSS, TOTAL_IMAGES = (f"ridge/total/{n}" for n in ("gram", "cross", "images"))
 """What the server keeps of all sums together, so that a site can be taken out of them."""
-AT_ONCE = 2**25
-"""Bytes of clients' sums that a device judges at once."""
 SENSITIVITY = math.sqrt(2)
 """How far leaving an image out moves both sums together, where features are clipped; replacing one
 by another moves them by up to 1.41 times as much."""
@@ -251,18 +249,13 @@ class Ridge(Method):
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses what is no single round over a featurizer that stays."""
         super().check(experiment)
-        train, privacy = experiment.train, experiment.privacy
-        for field, value, wanted in (
-            ("train.trainable", train.trainable, "head"),
-            ("model.embedding", experiment.model.embedding, "none"),
-            ("server.optimizer", experiment.server.optimizer, "none"),
-            ("server.wise_ft", experiment.server.wise_ft, "none"),
-        ):
-            if value != wanted:
-                raise ExperimentError(
-                    f"{field} is {value}, and ridge solves for its classifier from one pass over "
-                    f"frozen features: set it to {wanted}, or leave it out"
-                )
+        none = dict.fromkeys(("model.embedding", "server.optimizer", "server.wise_ft"), "none")
+        require(
+            experiment,
+            "ridge solves for its classifier from one pass over frozen features",
+            {"train.trainable": "head"} | none,
+        )
+        privacy = experiment.privacy
         if not getattr(self.settings, "stylized_cross_entropy", True):
             raise ExperimentError(
                 "method.stylized_cross_entropy: ridge adds up what is classified, and without it "
@@ -287,14 +280,12 @@ class Ridge(Method):
                 "out defences, method.clip, and privacy of images and clients"
             )
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns of what weighs images or clients."""
-        others, without = super().diagnostics(experiment), of_no_sum(experiment)
-        if not without:
-            return others
-        verb = "do" if len(without) > 1 else "does"
-        text = f"{listed(without)} {verb} nothing: in the sums of ridge every image counts alike."
-        return (*others, warning("without-effect", text))
+        yield from super().diagnostics(experiment)
+        for name in of_no_sum(experiment):
+            text = f"{name} does nothing: in the sums of ridge every image counts alike."
+            yield warning("without-effect", text)
 
     # At a client
 
@@ -403,36 +394,19 @@ class Ridge(Method):
         return state
 
     def _plausible(self, updates: Iterable[Update]) -> Iterator[Update]:
-        """Yields updates, and refuses those whose sums cannot come from images.
-
-        A device judges several at once, after they were yielded.
-        """
-        squares: dict[int, Tensor] = {}
-        waiting: dict[int, tuple[Tensor, Tensor, int | None]] = {}
-
-        def judge(several: bool = False) -> None:
-            halves, crosses, images = zip(*waiting.values())
-            grams = unpacked(torch.stack(halves))
-            faults = sums_faults(grams, torch.stack(crosses), images, several=several)
-            _refuse({id: fault for id, fault in zip(waiting, faults) if fault is not None})
-            squares.update(zip(waiting, grams.diagonal(dim1=1, dim2=2)[:, :-1].sum(1)))
-            waiting.clear()
-
+        """Yields updates, and refuses those whose sums cannot come from images."""
+        squares: dict[int, float] = {}
         for update in updates:
             if self.settings.clip is None:  # noised sums may be of no features
                 cross, several = update.weights[CROSS].detach(), bool(update.members)
                 means = self.settings.class_means
-                half = packed(gram_of_means([cross])) if means else update.weights[GRAM].detach()
+                gram = gram_of_means([cross]) if means else unpacked(update.weights[GRAM].detach())
                 once = type(self).loss is Method.loss and not several
-                images = update.examples if once else None
-                waiting[update.client] = half, cross, images
-                if several or half.device.type == "cpu" or len(waiting) * half.nbytes >= AT_ONCE:
-                    judge(several)
-                else:  # what it sent may be overwritten before it is judged
-                    waiting[update.client] = half.clone(), cross.clone(), images
+                fault = sums_fault(gram, cross, update.examples if once else None, several=several)
+                if fault is not None:
+                    _refuse({update.client: fault})
+                squares[update.client] = float(gram.diagonal()[:-1].sum())
             yield update
-        if waiting:
-            judge()
         _refuse(outliers(squares))
 
     def after_round(self, state: State, ask: Ask) -> State:
@@ -485,8 +459,8 @@ class Ridge(Method):
         )
         if rest < 1:
             raise RunError(f"client {update.client} held all images of the model: nothing is left")
-        (fault,) = sums_faults(unpacked(gram)[None], cross[None], [rest], several=True)
-        if fault:
+        fault = sums_fault(unpacked(gram), cross, rest, several=True)
+        if fault is not None:
             raise RunError(
                 f"client {update.client} sent other sums than in training (without them the rest "
                 f"would be impossible: {fault}); its images must be as they were then"

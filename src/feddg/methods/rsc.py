@@ -29,7 +29,7 @@ Decisions:
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -69,9 +69,6 @@ class Rsc(Method):
     title = "RSC"
     summary = "mutes the features that matter most (Huang et al. 2020)"
     settings: RscSettings
-    excludes: ClassVar[dict[str, str]] = {
-        "csac": "csac aligns the one pass of a batch, but rsc probes with several; choose one"
-    }
 
     def network(self, network: Network) -> Network:
         """Refuses the spatial form for backbones without feature maps."""

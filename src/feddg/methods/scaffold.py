@@ -57,6 +57,7 @@ from feddg.methods.base import (
     State,
     noting,
     register,
+    require,
     shared_parameters,
 )
 from feddg.models.network import Network
@@ -105,26 +106,17 @@ class Scaffold(Method):
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses optimizers other than plain SGD, and selection among a client's models."""
         super().check(experiment)
-        train = experiment.train
-        if train.optimizer != "sgd" or train.momentum:
-            raise ExperimentError(
-                f"scaffold needs plain SGD, not {train.optimizer} with momentum "
-                f"{train.momentum:g}: set train.optimizer to sgd and train.momentum to 0"
-            )
-        if train.schedule_by != "round":
-            raise ExperimentError(
-                "scaffold's control variates need one learning rate for all steps of a round: set "
-                "train.schedule_by to round"
-            )
+        needed = {"optimizer": "sgd", "momentum": 0, "schedule_by": "round", "select_every": None}
+        require(
+            experiment,
+            "scaffold's control variates follow from all steps that a client takes in a round, of "
+            "plain SGD with one learning rate",
+            {f"train.{name}": value for name, value in needed.items()},
+        )
         if getattr(self.settings, "instance_gate", None) is not None:  # fedig's
             raise ExperimentError(
                 "scaffold's control variates need one learning rate for all parameters, and gates "
                 "have another: set method.instance_gate to none"
-            )
-        if train.select_every:
-            raise ExperimentError(
-                "scaffold's control variates follow from all of a client's steps, and "
-                "train.select_every may send an earlier model; leave train.select_every out"
             )
 
     def initial_extras(self, network: Network, clients: int) -> Weights:

@@ -1,9 +1,9 @@
 """Common parts of methods that stylize images: settings, codec, cached copies."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -93,11 +93,6 @@ class StyleSettings(MethodSettings):
         )
         return NormalizedCodec(codec).frozen() if self.stylization == "released" else codec
 
-    @cached_property
-    def codecs_elsewhere(self) -> dict[torch.device, Codec]:
-        """Copies of the codec on other devices, made at first use."""
-        return {}
-
     @property
     def correction(self) -> int:
         """The number subtracted from the number of places in the content's variance."""
@@ -124,31 +119,25 @@ class StyleExchange(Method):
         Args:
             device: the target device; the CPU by default.
         """
-        loaded, elsewhere = self.settings.loaded_codec, self.settings.codecs_elsewhere
-        if device is None or device == loaded.unit.device:
-            return loaded
-        if device not in elsewhere:
-            elsewhere[device] = deepcopy(loaded).to(device)
-        return elsewhere[device]
+        loaded = self.settings.loaded_codec
+        return loaded if device in (None, loaded.unit.device) else _copied_to(loaded, device)
 
     def read_files(self) -> None:
         """Reads the codec's weights."""
         self.codec()
 
-    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+    def diagnostics(self, experiment: ExperimentSettings) -> Iterable[Diagnostic]:
         """Warns if the feature map is too small to redraw an image well."""
+        yield from super().diagnostics(experiment)
         chosen, size = self.settings, experiment.data.image_size
-        others = super().diagnostics(experiment)
         places = -(-size // self.codec().stride)
-        if places >= ENOUGH_PLACES or not chosen.strength:
-            return others
-        diagnostic = warning(
-            "codec-too-coarse",
-            f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
-            "places: a stylized copy keeps little of what is in it.",
-            "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",
-        )
-        return (*others, diagnostic)
+        if places < ENOUGH_PLACES and chosen.strength:
+            yield warning(
+                "codec-too-coarse",
+                f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
+                "places: a stylized copy keeps little of what is in it.",
+                "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",
+            )
 
     def style_images(self, client: Client) -> Tensor:
         """Returns the images whose style a client measures: all of its own, as they are.
@@ -333,6 +322,11 @@ class OneStyleEach(StyleExchange):
     def released(self, client: Client, style: Tensor) -> Tensor:
         """Returns ``(2, C)``, the style as the client sends it: unchanged here."""
         return style
+
+
+@lru_cache(maxsize=8)
+def _copied_to(codec: Codec, device: torch.device) -> Codec:
+    return deepcopy(codec).to(device)
 
 
 def _styles(client_statistics: Statistics) -> Tensor:

@@ -83,7 +83,6 @@ class Vista(OneStyleEach):
     settings: VistaSettings
     presets: ClassVar[Presets] = {"*": {"server": {"averaging": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {
-        "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
         "pardon": "pardon and vista each exchange styles and stylize images; choose one",
         "ccst": "ccst and vista each exchange styles and stylize images; choose one",
         "randconv": "vista has random convolutions of its own",

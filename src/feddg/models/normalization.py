@@ -243,17 +243,14 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
 
     def mixed(self, input: Tensor) -> Tensor:
         """Returns the output before an activation inside the layer, for rules."""
-        training, share = self.training or self.running_mean is None, self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if share is None:  # the mean of all batches so far, as in PyTorch
-                share = 1 / int(self.num_batches_tracked)
         batch = nn.functional.batch_norm(
             input,
             self.running_mean,
             self.running_var,
-            training=training,
-            momentum=share or 0.0,
+            training=self.training,
+            momentum=self.momentum,  # type: ignore[arg-type]
             eps=self.eps,
         )
         mean, deviation = (part.to(batch) for part in instance_moments(input, self.eps))
@@ -374,17 +371,6 @@ class ZeroShotAdapter(nn.ModuleList):
             return mean.clamp(0, 1)
 
         return alpha
-
-
-def add_adapter(network: Network, reduction: int, alpha: float, spread: float) -> None:
-    """Adds an adapter to the network as the head :data:`HEAD`."""
-    network.heads[HEAD] = network.initialised(
-        HEAD,
-        lambda: ZeroShotAdapter(
-            LayerAdapter(layer.num_features, reduction, alpha, spread)
-            for layer in map_layers(network.featurizer).values()
-        ),
-    )
 
 
 def adapter_of(network: nn.Module) -> ZeroShotAdapter | None:

@@ -98,28 +98,25 @@ class Task:
             ExperimentError: one cannot be computed, or has another shape.
         """
         outputs = outputs.detach().clone().requires_grad_()
-        one, versions = (outputs[:1], targets[:1]), torch.stack([outputs, outputs])
-        tried: tuple[
-            tuple[str, Callable[..., Tensor], tuple[Tensor, ...], tuple[int, ...]], ...
-        ] = (
-            ("loss", self.loss, (outputs, targets), ()),
-            ("score", self.score, (outputs.detach(), targets), (len(targets),)),
-            ("score", self.score, (one[0].detach(), one[1]), (1,)),  # a last batch may be of one
-            ("divergence", self.divergence, (versions,), ()),
-        )
-        for name, function, given, shape in tried:
-            batch = len(targets) if name != "score" else shape[0]
+        one, versions = outputs[:1].detach(), torch.stack([outputs, outputs])
+        for name, compute, shape in (
+            ("loss", lambda: self.loss(outputs, targets), ()),
+            ("score", lambda: self.score(outputs.detach(), targets), (len(targets),)),
+            ("score", lambda: self.score(one, targets[:1]), (1,)),  # a last batch may be of one
+            ("divergence", lambda: self.divergence(versions), ()),
+        ):
+            batch = 1 if shape == (1,) else len(targets)
             sizes = (batch, *outputs.shape[1:]), (batch, *targets.shape[1:])
             shapes = f"outputs {sizes[0]} and targets {sizes[1]}"
             try:
                 with as_usual():
-                    value = function(*given)
+                    value = compute()
             except Exception as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise ExperimentError(f"the task's {name} fails for {shapes}: {reason}") from error
-            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                expected = "one number for the batch" if not shape else "one number an image"
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            if got != shape:
+                expected = "one number an image" if shape else "one number for the batch"
                 raise ExperimentError(
                     f"the task's {name} gives {got} for {shapes}; it must be {expected}: {shape}"
                 )

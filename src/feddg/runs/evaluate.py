@@ -11,7 +11,7 @@ from feddg.evaluation.accuracy import Outputs, Score
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
-from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
+from feddg.methods.base import Round, RoundHook, State, has_global_model, local_names
 from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
 from feddg.runs.calibration import LEAST_SITES, apart, calibrated
 from feddg.runs.folder import MODELS, START, KeptModels
@@ -118,9 +118,8 @@ class Evaluate(RoundHook):
         at least three of them.
         """
         method, federation = self._federation.method, self._federation
-        left_out = method.left_out(state) if isinstance(method, LeavesOut) else {}
         sites = apart(federation.clients.held, federation.settings.clients.partition)
-        known = [both for id, both in left_out.items() if id in sites]
+        known = [both for id, both in method.left_out(state).items() if id in sites]
         if len(known) < LEAST_SITES:
             return
         true, signals = zip(*known)

@@ -19,7 +19,7 @@ from feddg.evaluation.accuracy import Outputs
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
-from feddg.methods.base import Forgets, Method, Round, RoundHook, State, has_global_model, title_of
+from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, title_of
 from feddg.methods.composition import build_method
 from feddg.models.precision import as_usual
 from feddg.models.trained import fingerprint
@@ -335,7 +335,7 @@ def forget(
         raise RunError(f"client {client} has no part in the model of {path}; these have: {names}")
     method = build_method(experiment.method.name, experiment.method.settings)
     begin_again = f"Leave out the images of client {client} and run again."
-    if not isinstance(method, Forgets):
+    if type(method).without is Method.without:
         first = min(row.round for row in run.rounds if client in row.clients)
         raise RunError(
             f"{path} was trained step by step from round {first} on with "

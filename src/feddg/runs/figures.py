@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from feddg.data.pixels import Vectors
 from feddg.evaluation.accuracy import Evaluation
-from feddg.methods.base import Method, State, Stylizes
+from feddg.methods.base import Method, State
 from feddg.records import TEST
 from feddg.rng import stream
 from feddg.runs.prepare import Images
@@ -33,8 +33,6 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
     Raises:
         OSError: the figure cannot be written.
     """
-    if not isinstance(method, Stylizes):
-        return
     domains = images.table.domains
     rows = some_of_each(domains, images.splits.train, PER_DOMAIN, seed, "figure")
     originals = images.pixels.gather(torch.from_numpy(rows))

@@ -41,12 +41,11 @@ StyleLayer = Literal["output", "conv4_1_pre"]
 class Codec(nn.Module, ABC):
     """Turns images into feature maps and back; images are RGB in [0, 1].
 
-    A subclass sets its name and the maps it can measure styles on, and defines :meth:`load`,
-    :meth:`encode` and :meth:`decode`.
+    A subclass sets its name and the maps it can measure styles on, and defines :meth:`encode`,
+    :meth:`drawn` (or :meth:`decode` alone), and :meth:`load` if it has weights.
 
     Attributes:
         name: the name in settings.
-        summary: one line for listings.
         style_layers: the values of ``style_layer`` it supports.
         channels: C, the channels of the feature map and so of a style ``(2, C)``.
         stride: input pixels per position of the feature map.
@@ -54,7 +53,6 @@ class Codec(nn.Module, ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
     style_layers: ClassVar[tuple[StyleLayer, ...]] = ("output",)
     channels: int
     stride: int
@@ -69,10 +67,14 @@ class Codec(nn.Module, ABC):
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
         """Returns the codec with the weights of two files, or with its own if they are None.
 
+        By default it has none.
+
         Raises:
             WeightsError: a file is missing, unreadable, not needed, or does not fit.
         """
-        raise NotImplementedError
+        if encoder or decoder:
+            raise WeightsError(f"codec {cls.name!r} has no weights: leave out encoder and decoder")
+        return cls(style_layer)
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
@@ -85,9 +87,8 @@ class Codec(nn.Module, ABC):
             ``(B, C, h, w)``; ``h`` is ``H / stride`` rounded up.
         """
 
-    @abstractmethod
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the images that belong to feature maps.
+        """Returns the images that belong to feature maps; by default :meth:`drawn`, clamped.
 
         Args:
             features: ``(B, C, h, w)``.
@@ -97,10 +98,11 @@ class Codec(nn.Module, ABC):
         Returns:
             ``(B, 3, *size)``, RGB clamped to [0, 1].
         """
+        return self.drawn(features, size).clamp(0, 1)
 
     def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns what :meth:`decode` gives before it is clamped, where the codec can tell."""
-        return self.decode(features, size)
+        """Returns what :meth:`decode` gives before it is clamped."""
+        raise NotImplementedError
 
     def style_features(self, images: Tensor) -> Tensor:
         """Returns the maps on which styles are measured, by default those of :meth:`encode`.
@@ -152,7 +154,6 @@ class NormalizedCodec(Codec):
     """
 
     name = "normalized"
-    summary = "another codec, on images that are normalised for the classifier"
     mean: Tensor
     deviation: Tensor
 

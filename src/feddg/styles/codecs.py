@@ -14,7 +14,6 @@ from torch.nn import functional
 from feddg.errors import WeightsError
 from feddg.models.backbones import read_weights
 from feddg.models.normalization import instance_moments
-from feddg.storage import is_file
 from feddg.styles.codec import VARIANCE_FLOOR, Codec, StyleLayer, register_codec
 
 Plan = Sequence[int | Literal["pool", "up"]]
@@ -123,8 +122,7 @@ class ConvolutionalCodec(Codec):
         Raises:
             WeightsError: a file is missing, unreadable or does not fit.
         """
-        weights = _read(encoder, cls.name)
-        others = _read(decoder, cls.name)
+        weights, others = (read_weights(file) if file else {} for file in (encoder, decoder))
         modules = cls.parts(cls.fitted(weights, others))
         if encoder is not None:
             _fill(modules[0], weights, encoder)
@@ -141,10 +139,6 @@ class ConvolutionalCodec(Codec):
         if self.style_layer == "output":
             return self.encode(images)
         return self.encoder[:-1](self._padded(images))
-
-    def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the images that belong to feature maps; see :meth:`Codec.decode`."""
-        return self.drawn(features, size).clamp(0, 1)
 
     def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the decoder's output as it is; see :meth:`Codec.drawn`."""
@@ -181,16 +175,6 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], source: Path) -> Non
     module.load_state_dict(needed, assign=True)
 
 
-def _read(path: Path | None, name: str) -> dict[str, Tensor]:
-    if path is None:
-        return {}
-    if not is_file(path, WeightsError):
-        raise WeightsError(
-            f"{path}: no such weights file for codec {name!r}; the codec 'compact' needs no files"
-        )
-    return read_weights(path)
-
-
 def _layers(channels: int, plan: Plan) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for entry in plan:
@@ -214,20 +198,8 @@ class ColorsCodec(Codec):
     """
 
     name = "colors"
-    summary = "mean and deviation per RGB channel, no network; the zero-cost reference"
     channels = 3
     stride = 1
-
-    @classmethod
-    def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
-        """Returns the codec; it accepts no files. See :meth:`Codec.load`."""
-        for part, file in (("encoder", encoder), ("decoder", decoder)):
-            if file is not None:
-                raise WeightsError(
-                    f"codec 'colors' has no weights: leave out {part}={file}, "
-                    "or choose another codec"
-                )
-        return cls(style_layer)
 
     def encode(self, images: Tensor) -> Tensor:
         """Returns the images unchanged, ``(B, 3, H, W)`` in [0, 1]."""
@@ -236,10 +208,6 @@ class ColorsCodec(Codec):
     def value_range(self) -> tuple[Tensor, Tensor]:
         """Returns 0 and 1, because the map is the image."""
         return torch.zeros(self.channels), torch.ones(self.channels)
-
-    def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the features as images, clamped to [0, 1]; see :meth:`Codec.decode`."""
-        return torch.clamp(self.drawn(features, size), 0, 1)
 
     def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the features as images; see :meth:`Codec.drawn`."""
@@ -253,7 +221,6 @@ class CompactCodec(ConvolutionalCodec):
     """Four convolutions and their mirror image; docs/codec.md describes the training data."""
 
     name = "compact"
-    summary = "small, inside the package, for images of 32 to 224 pixels"
     architecture = Architecture(encoder=(32, 32, "pool", 64, 64), decoder=(64, 32, "up", 32, 3))
     packaged: ClassVar = {
         "encoder": "compact_encoder.safetensors",
@@ -301,7 +268,6 @@ class ModulatedCodec(CompactCodec):
     """The encoder of ``compact`` with a better decoder; docs/codec.md describes its training."""
 
     name = "modulated"
-    summary = "compact's styles, drawn by a decoder that reads the whole style"
     packaged: ClassVar = CompactCodec.packaged | {"decoder": "modulated_decoder.safetensors"}
 
     @classmethod
@@ -320,7 +286,6 @@ class Vgg19Codec(ConvolutionalCodec):
     """
 
     name = "vgg19"
-    summary = "the papers' VGG-19 to relu4_1, full or pruned, from weight files you have"
     architecture = Architecture(
         encoder=(64, 64, "pool", 128, 128, "pool", 256, 256, 256, 256, "pool", 512),
         decoder=(256, "up", 256, 256, 256, 128, "up", 128, 64, "up", 64, 3),
