@@ -24,7 +24,7 @@ from feddg.models.closed_form import (
     means,
     packed,
     solved,
-    sums_fault,
+    sums_faults,
     unpacked,
 )
 from feddg.testing.device import second_device, traffic
@@ -172,9 +172,9 @@ def test_sums_that_no_images_can_give(subtests):
     for change in IMPOSSIBLE.values():
         with subtests.test(change=change):
             gram, cross = some_sums()
-            assert sums_fault(gram, cross, 60) is None
+            assert sums_faults(gram[None], cross[None], [60])[0] is None
             change(gram, cross)
-            assert sums_fault(gram, cross, 60) is not None
+            assert sums_faults(gram[None], cross[None], [60])[0] is not None
 
 
 def test_sums_of_images_are_never_refused(subtests):
@@ -196,10 +196,11 @@ def test_sums_of_images_are_never_refused(subtests):
                 case "zeros":
                     rows[:, ::2] = 0
             gram, cross = means(rows, labels, 5)
-            assert sums_fault(gram, cross, images) is None
+            assert sums_faults(gram[None], cross[None], [images])[0] is None
             step = 2.0**-26  # of a masked sum
             rounded = [(each / step).round() * step for each in (gram, cross)]
-            assert sums_fault(*rounded, None, several=True) is None
+            faults = sums_faults(*(each[None] for each in rounded), [None], several=True)
+            assert faults == [None]
 
 
 def test_noised_sums_have_no_negative_eigenvalues_left():

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ExperimentError
+from feddg.errors import ClientError, ExperimentError
 from feddg.messages import (
     MOST_ROWS,
     Broadcast,
@@ -150,10 +150,16 @@ class AFL(Method):
         return broadcast
 
     def begin(self, client: Client) -> None:
-        """Takes the weights."""
+        """Takes the weights; refuses images of a domain that nobody had before round 1."""
         super().begin(client)
         if _over_domains(self):
-            client.scratch[WEIGHTS] = client.extras.tensors[WEIGHTS].to(client.device)
+            last, known = int(client.training.domains.max()), client.extras.tensors[WEIGHTS]
+            client.scratch[WEIGHTS] = known.to(client.device)
+            if last >= len(known):
+                raise ClientError(
+                    f"it has images of domain {last} (counted from 0), and before round 1 there "
+                    f"were {len(known)} domains: start a new run"
+                )
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the images' domains."""

@@ -96,7 +96,7 @@ from feddg.models.closed_form import (
     packed,
     solved,
     solved_as_published,
-    sums_fault,
+    sums_faults,
     unpacked,
 )
 from feddg.models.network import Network
@@ -110,6 +110,8 @@ IMAGES, LEFT_OUT, CONFIDENCE, PENALTY, SCALE, ESTIMATE = (
 )
 TOTAL_GRAM, TOTAL_CROSS, TOTAL_IMAGES = (f"ridge/total/{n}" for n in ("gram", "cross", "images"))
 """What the server keeps of all sums together, so that a site can be taken out of them."""
+AT_ONCE = 2**25
+"""Bytes of clients' sums that a device judges at once."""
 SENSITIVITY = math.sqrt(2)
 """How far leaving an image out moves both sums together, where features are clipped; replacing one
 by another moves them by up to 1.41 times as much."""
@@ -394,19 +396,36 @@ class Ridge(Method):
         return state
 
     def _plausible(self, updates: Iterable[Update]) -> Iterator[Update]:
-        """Yields updates, and refuses those whose sums cannot come from images."""
-        squares: dict[int, float] = {}
+        """Yields updates, and refuses those whose sums cannot come from images.
+
+        A device judges several at once, after they were yielded.
+        """
+        squares: dict[int, Tensor] = {}
+        waiting: dict[int, tuple[Tensor, Tensor, int | None]] = {}
+
+        def judge(several: bool = False) -> None:
+            halves, crosses, images = zip(*waiting.values())
+            grams = unpacked(torch.stack(halves))
+            faults = sums_faults(grams, torch.stack(crosses), images, several=several)
+            _refuse({id: fault for id, fault in zip(waiting, faults) if fault is not None})
+            squares.update(zip(waiting, grams.diagonal(dim1=1, dim2=2)[:, :-1].sum(1)))
+            waiting.clear()
+
         for update in updates:
             if self.settings.clip is None:  # noised sums may be of no features
                 cross, several = update.weights[CROSS].detach(), bool(update.members)
                 means = self.settings.class_means
-                gram = gram_of_means([cross]) if means else unpacked(update.weights[GRAM].detach())
+                half = packed(gram_of_means([cross])) if means else update.weights[GRAM].detach()
                 once = type(self).loss is Method.loss and not several
-                fault = sums_fault(gram, cross, update.examples if once else None, several=several)
-                if fault is not None:
-                    _refuse({update.client: fault})
-                squares[update.client] = float(gram.diagonal()[:-1].sum())
+                images = update.examples if once else None
+                waiting[update.client] = half, cross, images
+                if several or half.device.type == "cpu" or len(waiting) * half.nbytes >= AT_ONCE:
+                    judge(several)
+                else:  # what it sent may be overwritten before it is judged
+                    waiting[update.client] = half.clone(), cross.clone(), images
             yield update
+        if waiting:
+            judge()
         _refuse(outliers(squares))
 
     def after_round(self, state: State, ask: Ask) -> State:
@@ -459,8 +478,8 @@ class Ridge(Method):
         )
         if rest < 1:
             raise RunError(f"client {update.client} held all images of the model: nothing is left")
-        fault = sums_fault(unpacked(gram), cross, rest, several=True)
-        if fault is not None:
+        (fault,) = sums_faults(unpacked(gram)[None], cross[None], [rest], several=True)
+        if fault:
             raise RunError(
                 f"client {update.client} sent other sums than in training (without them the rest "
                 f"would be impossible: {fault}); its images must be as they were then"

@@ -142,21 +142,32 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
     both = both[:-1] - total * torch.outer(mean, middles)
     centred, target = both[:, : len(gram) - 1], both[:, len(gram) :]
     scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
-    shifts, root = _sent((ROUNDING, *penalties), centred.device), total.sqrt()
-    shifted = centred.repeat(len(shifts), 1, 1)
-    shifted.diagonal(dim1=1, dim2=2).add_((shifts * scale)[:, None])
-    factors, faults = torch.linalg.cholesky_ex(shifted)
-    fits = torch.cholesky_solve(target.expand(len(penalties), -1, -1), factors[1:])
-    negative, *spoiled = on_host([*faults])  # a device is waited for once
+    unit = torch.eye(len(centred), dtype=centred.dtype, device=centred.device)
+    tried, root = (ROUNDING, *penalties), total.sqrt()
+    fits: Iterator[tuple[Any, Any]]
+    if centred.device.type == "cpu":
+        fits = (torch.linalg.cholesky_ex(centred + each * scale * unit) for each in tried)
+    else:  # all at once: few launches, and the host waits once
+        shifts = _sent(tried, centred.device)[:, None, None]
+        factors, faults = torch.linalg.cholesky_ex(centred + shifts * scale * unit)
+        spoiled = on_host([*faults])
+        if not any(spoiled) and min(penalties) > 0:
+            every = torch.cholesky_solve(target.expand(len(penalties), -1, -1), factors[1:])
+            yield from zip(every.mT * root, (share - mean @ every) * root)
+            return
+        fits = iter(zip(factors, spoiled))
+    squares = not next(fits)[1]
     values: Tensor | None = None
-    for penalty, weight, fault in zip(penalties, fits, spoiled):
-        if penalty == 0 or negative or fault:  # singular, or made no sum of squares by noise
+    for penalty, (factor, fault) in zip(penalties, fits):
+        if penalty > 0 and squares and not fault:
+            weight = torch.cholesky_solve(target, factor)
+        else:  # singular, or made no sum of squares by noise
             if values is None:
                 values, vectors = torch.linalg.eigh(centred)
                 least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
                 values = values.clamp(min=0)
-            raised = values + penalty * values.mean()
-            inverse = torch.where(raised > least, 1 / raised, 0.0)
+            shifted = values + penalty * values.mean()
+            inverse = torch.where(shifted > least, 1 / shifted, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
         yield weight.T * root, (share - mean @ weight) * root
 
@@ -181,48 +192,56 @@ def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Te
     return normalize(weight), weight.new_zeros(len(weight))
 
 
-def sums_fault(
-    gram: Tensor, cross: Tensor, images: int | None, *, several: bool = False
-) -> str | None:
-    """Returns why a client's sums cannot come from images; None if they may.
+def sums_faults(
+    grams: Tensor, crosses: Tensor, images: Sequence[int | None], *, several: bool = False
+) -> list[str | None]:
+    """Returns why clients' sums cannot come from images, or None, of each.
 
     For any features, the means of products of [z, y] are a matrix without negative eigenvalues,
     and the one-hot labels of an image add up to its 1.
 
     Args:
-        gram: ``(d + 1, d + 1)`` float64.
-        cross: ``(d + 1, classes)`` float64.
-        images: their number, if each image is in the sums once.
+        grams: ``(K, d + 1, d + 1)`` float64.
+        crosses: ``(K, d + 1, classes)`` float64.
+        images: their numbers, of those in whose sums each image is once.
         several: whether they are means over clients, rounded under masks.
     """
     rounding = ROUNDING_OF_SEVERAL if several else 0.0
-    shares, diagonal = cross[-1], gram.diagonal()
-    counts = shares * (images or 0)
-    apart = (counts - counts.round()).abs().max()
-    off = (torch.stack([diagonal[-1], shares.sum()]) - 1).abs().max()
-    least = torch.cat([diagonal, shares]).min()
-    if not (apart <= 1e-3 and off <= 1e-6 and least >= -rounding):
-        return "its sums are no means over images"
-    bounds = 1e-6 * diagonal.clamp(min=0).sqrt() + len(shares) * rounding
-    labelled = ((cross.sum(1) - gram[:, -1]).abs() <= bounds).all()
-    lower = torch.cat([cross.T, shares.diag()], 1)
-    matrix = torch.cat([torch.cat([gram, cross], 1), lower])
+    shares, diagonals = crosses[:, -1], grams.diagonal(dim1=1, dim2=2)
+    counts = shares * _sent(tuple(count or 0.0 for count in images), grams.device)[:, None]
+    ones = torch.stack([diagonals[:, -1], shares.sum(1)])
+    bounds = 1e-6 * diagonals.clamp(min=0).sqrt() + shares.shape[1] * rounding
+    lower = torch.cat([crosses.mT, shares.diag_embed()], 2)
+    matrix = torch.cat([torch.cat([grams, crosses], 2), lower], 1)
     smallest = torch.finfo(matrix.dtype).tiny
-    matrix.diagonal().mul_(1 + ROUNDING).add_(len(matrix) * rounding + smallest)
-    if labelled and not torch.linalg.cholesky_ex(matrix)[1]:
-        return None
-    return "its sums are those of no features"
+    raised = matrix.diagonal(dim1=1, dim2=2).mul_(1 + ROUNDING)
+    raised.add_(matrix.shape[1] * rounding + smallest)
+    figures = [
+        (counts - counts.round()).abs().amax(1),
+        (ones - 1).abs().amax(0),
+        torch.cat([diagonals, shares], 1).amin(1),
+        ((crosses.sum(2) - grams[:, :, -1]).abs() <= bounds).all(1).to(grams),
+        torch.linalg.cholesky_ex(matrix)[1].to(grams),
+    ]
+    faults: list[str | None] = []
+    for apart, off, least, labelled, fault in torch.stack(figures, 1).tolist():  # one wait
+        if not (apart <= 1e-3 and off <= 1e-6 and least >= -rounding):
+            faults.append("its sums are no means over images")
+        else:
+            faults.append(None if labelled and not fault else "its sums are those of no features")
+    return faults
 
 
-def outliers(squares: Mapping[int, float]) -> dict[int, str]:
+def outliers(squares: Mapping[int, Tensor]) -> dict[int, str]:
     """Returns the clients with outlying mean squared features, and why; of three or more."""
     if len(squares) < 3:
         return {}
-    limit = LARGEST_FEATURES * statistics.median(squares.values())
+    features = dict(zip(squares, on_host(list(squares.values()))))
+    limit = LARGEST_FEATURES * statistics.median(features.values())
     return {
         id: f"its mean squared features are {mean:.3g}, more than {LARGEST_FEATURES:g} times "
         f"the median of all clients ({limit:.3g})"
-        for id, mean in squares.items()
+        for id, mean in features.items()
         if mean > limit
     }
 
