@@ -15,7 +15,7 @@ import feddg
 from discs import SEGMENT, Discs, SmallUNet
 from feddg.clients.client import Examples
 from feddg.diagnostics import collected
-from feddg.errors import ExperimentError
+from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.messages import Message, Update
 from feddg.methods.afl import IMAGES, WEIGHTS, on_simplex
@@ -601,6 +601,9 @@ def test_a_rounds_weights_of_domains_by_hand():
 def test_a_step_under_the_servers_weights_is_that_of_a_weighted_loss():
     small, client, batch, _ = begun("afl", {"afl_over": "domains"}, (4, 3, 2))
     shares = torch.tensor([0.2, 0.5, 0.3])
+    with pytest.raises(ClientError, match=r"domain 2 \(counted from 0\).* there were 2 domains"):
+        client.extras.tensors[WEIGHTS] = shares[:2]
+        small.method.begin(client)
     client.extras.tensors[WEIGHTS] = shares
     small.method.begin(client)
     logits = client.network(batch.images)
