@@ -601,8 +601,8 @@ def test_a_rounds_weights_of_domains_by_hand():
 def test_a_step_under_the_servers_weights_is_that_of_a_weighted_loss():
     small, client, batch, _ = begun("afl", {"afl_over": "domains"}, (4, 3, 2))
     shares = torch.tensor([0.2, 0.5, 0.3])
+    client.extras.tensors[WEIGHTS] = shares[:2]
     with pytest.raises(ClientError, match=r"domain 2 \(counted from 0\).* there were 2 domains"):
-        client.extras.tensors[WEIGHTS] = shares[:2]
         small.method.begin(client)
     client.extras.tensors[WEIGHTS] = shares
     small.method.begin(client)
