@@ -375,12 +375,18 @@ class EvaluateSettings(Described):
 
     @model_validator(mode="after")
     def _asks_for_one_decision(self) -> "EvaluateSettings":
-        fields = type(self).model_fields
+        fields, said = type(self).model_fields, self.model_fields_set
         changed = [name for name in OF_DECISION if getattr(self, name) != fields[name].default]
         if changed and self.decision is None:
             raise ValueError(
                 f"{changed[0]} belongs to a decision about a class: name the class (decision), or "
                 f"leave {changed[0]} out"
+            )
+        # A run's file names every field; there the default was not asked for.
+        asked = "specificity" in said and len(said) < len(fields)
+        if self.sensitivity is not None and (asked or "specificity" in changed):
+            raise ValueError(
+                "a threshold reaches a specificity or a sensitivity: leave one of them out"
             )
         return self
 
@@ -530,7 +536,6 @@ ACTS_WITH: dict[str, tuple[str, ...]] = {
     "server.tau": tuple(f"server.optimizer: fed{kind}" for kind in ("adam", "yogi", "adagrad")),
     "server.swa_fraction": ("server.averaging: swa",),
     "server.ema_decay": ("server.averaging: ema",),
-    "evaluate.specificity": ("evaluate.sensitivity: none",),
     "privacy.clipping_norm": ("privacy.clipping",),
     **dict.fromkeys(
         ("privacy.clipping_quantile", "privacy.clipping_rate"), ("privacy.clipping: adaptive",)

@@ -196,7 +196,7 @@ def test_folders_without_images_are_named(folders, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "readme.txt").write_text("no image")
     (tmp_path / "notes" / "broken.png").write_text("no image either")
-    for folder, complaint in (("absent", "no such folder"), ("notes", "no readable image")):
+    for folder, complaint in (("absent", "No such file"), ("notes", "no readable image")):
         with pytest.raises(DataError, match=rf"{folder}: {complaint}"):
             train_codec(content=[tmp_path / folder], style=folders["style"], out=tmp_path)
     with pytest.raises(DataError, match="style: no folder"):

@@ -219,7 +219,7 @@ def test_inspect_lists_bad_files_and_clients(feddg, image_folder, tmp_path):
     code, shown, _ = feddg("data", "inspect", "--root", image_folder, *held)
     assert code == 1, "an error is printed"
     assert "1 file cannot be used" in shown
-    assert "1 file of it cannot be used" in shown
+    assert "has no usable image" in shown
     assert feddg("data", "inspect", "--root", image_folder, "--json", *held)[0] == 1
 
 

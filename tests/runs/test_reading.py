@@ -491,7 +491,7 @@ def test_a_new_rule_is_in_the_summary_on_the_page_and_in_plans(
 def test_an_unknown_rule_is_named():
     with pytest.raises(RunError, match=r"rule 'final rond' \(did you mean 'Final round'"):
         SELECTION_RULES.find("final rond")
-    with pytest.raises(ValueError, match="unknown selection rule 'best'"):
+    with pytest.raises(RunError, match="unknown selection rule 'best'"):
         Tune(settings={"train.lr": [0.1]}, rule="best")
 
 

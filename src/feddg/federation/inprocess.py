@@ -57,7 +57,7 @@ class InProcess(Transport):
         self.ledger = Ledger(lambda row: None)
         self.registered: Mapping[int, int] = {id: len(examples(id)) for id in range(count)}
         self.memories: dict[int, Weights] = memories or {}
-        self._round = 0
+        self._round, self._of = 0, self.memories
         self._before: dict[int, Weights | None] = {}
         self._secrets: dict[int, Weights] = {}
         self.remembered: set[int] = set()
@@ -109,13 +109,13 @@ class InProcess(Transport):
 
         Where a round is done again, all begin with the memory that they had before it.
         """
-        if broadcast.round == self._round:
+        if broadcast.round == self._round and self._of is self.memories:
             for id, before in self._before.items():
                 if before is not None:
                     self.memories[id] = before
                 elif self.memories.pop(id, None) is not None:
                     self.remembered.discard(id)
-        self._round = broadcast.round
+        self._round, self._of = broadcast.round, self.memories
         self._before = {id: self.memories.get(id) for id in clients}
         for reply in self._replies(clients, broadcast, TRAIN):
             if isinstance(reply, Update):

@@ -286,11 +286,10 @@ def test_a_bad_table_or_row_does_not_stop_the_others(table):
     unseen.drop(columns="f3").to_csv("narrow.csv", index=False)
     large = unseen.f3.where(unseen.index > 1, 3e38)  # their logits are infinite
     unseen.assign(f3=large).to_csv("partly.csv", index=False)
-    bad = []
     named = ["narrow.csv", "good.csv", "partly.csv"]
-    done = feddg.predict_files(folder, named, Path("labels.csv"), on_bad=bad.append)
+    done = feddg.predict_files(folder, named, Path("labels.csv"))
     assert (done.files, done.failed) == (3, 1)
-    assert len(bad) == 1 + 2
+    assert len(done.faults) == 1 + 2
     assert sum(done.labels.values()) == 6 + 4
     ended = CliRunner().invoke(app, ["predict", str(folder), *named, "--out", "x.csv", "-q"])
     assert ended.exit_code == 0

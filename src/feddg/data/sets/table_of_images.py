@@ -82,13 +82,14 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
 
     Args:
-        root: the table, which ends in ``.csv``.
+        root: the table, which ends in ``.csv``, or a folder with ``table.csv``.
         options: names of its columns, and the folder of the images.
 
     Raises:
         DataError: a column is missing, or a row is wrong; the message names it.
     """
     file, name_of = needs_root("table", root), options.columns
+    file = file / "table.csv" if file.is_dir() else file
     if file.suffix.lower() != ".csv":
         raise DataError(f"{file} is no table; a table ends in .csv.")
     table = read_columns(
