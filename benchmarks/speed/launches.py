@@ -12,8 +12,9 @@ with the server's work on its update; ``waits``: how often the host waits for th
 steps: there a turn is all that a client does, its images' features and what it answers included.
 
 With ``--time``, milliseconds of the processor (not of the clock), on one thread: of a step and a
-turn on the CPU, which waits for no device, and of recorded ones on the pretended device, whose
-replay does nothing.
+turn on the CPU, which waits for no device, and of a recorded step on the pretended device, whose
+replay does nothing. ``on_lists`` is the part of a turn that is arithmetic on all tensors at once:
+on a device a launch or a few.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import csv
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -40,6 +42,7 @@ from feddg.clients.client import Client, Prepared
 from feddg.data.data_set import register_source
 from feddg.data.images import ImageTable
 from feddg.experiment import Experiment
+from feddg.federation import local_training
 from feddg.methods.base import methods
 from feddg.models.backbones import register_backbone
 from feddg.testing.device import second_device, traffic
@@ -51,6 +54,8 @@ SETTINGS = {"dart": {"forms": ["outlines"]}, "mixstyle": {"mix_probability": 1.0
 """Methods that draw what a round's or a pass's steps do have one choice, or rounds differ."""
 NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "profiler")
 NAMES = ("method", "recorded", "why", "step", "step_recorded", "turn", "turn_recorded", "waits")
+TIMED = (*NAMES[:-2], "on_lists")
+ROUNDS_TIMED = 15
 WIDTHS = (4, 8, 16, 32)
 
 
@@ -211,6 +216,56 @@ class Meter:
         self.marks.append(self())
 
 
+class Apart:
+    """Seconds of the processor by what they were spent on, where functions are timed."""
+
+    def __init__(self) -> None:
+        self.spent = Counter[str]()
+        self._inside = False
+
+    def timed(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function whose time counts for a label, and that of others inside it, too."""
+
+        def call(*given: Any, **more: Any) -> Any:
+            if self._inside:
+                return function(*given, **more)
+            self._inside, began = True, time.process_time()
+            try:
+                return function(*given, **more)
+            finally:
+                self._inside = False
+                self.spent[label] += time.process_time() - began
+
+        return call
+
+    def round(self, made: Federation) -> Figures:
+        """Returns the milliseconds of a round besides its steps, and those on lists of tensors."""
+        self.spent.clear()
+        began = time.process_time()
+        made.server.round()
+        whole = time.process_time() - began
+        return 1000 * numpy.array([whole - self.spent["steps"], self.spent["lists"]])
+
+
+def turn_timed(made: Federation, half: int) -> Figures:
+    """Returns the milliseconds of a turn besides its steps, and those of them on lists of tensors.
+
+    What a round of all clients takes more than one of half of them; the best of several each.
+    """
+    apart, best = Apart(), []
+    parts = [(local_training, "_take_steps", "steps")]
+    parts += [(torch, name, "lists") for name in dir(torch) if name.startswith("_foreach_")]
+    with ExitStack() as stack:
+        for owner, name, label in parts:
+            timed = apart.timed(label, getattr(owner, name))
+            stack.enter_context(patch.object(owner, name, timed))
+        for clients in (half, 2 * half):
+            made.server.per_round = clients
+            best.append(numpy.min([apart.round(made) for _ in range(ROUNDS_TIMED)], 0))
+    few, all_of_them = best
+    return (all_of_them - few) / half
+
+
 def by_step(
     method: str, device: str, recorded: bool, cache: Path, timed: bool
 ) -> tuple[Figures, Figures | None, Federation]:
@@ -226,6 +281,8 @@ def by_step(
     apart = turns[:, 1:-1] if timed else turns[:, 1:]
     step, alike = numpy.median(apart, (0, 1)), timed or not numpy.ptp(apart[..., 0])
     turn = (more - few) / max(1, clients - half) - steps * step
+    if timed and clients == 2 * half:
+        turn = turn_timed(made, half)
     return step, turn if alike else None, made
 
 
@@ -264,7 +321,8 @@ def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
             # Pretending takes most of a recorded turn's time.
             if less is not None and "step_recorded" in row and not timed:
                 row["turn_recorded"] = round(less[0], digits)
-            row |= {} if timed else {"waits": round(turn[1], 1)}
+            if len(turn) > 1:
+                row["on_lists" if timed else "waits"] = round(turn[1], 1)
     return row | {"recorded": "step_recorded" in row}
 
 
@@ -287,7 +345,7 @@ def main() -> None:
     parser.add_argument("--time", action="store_true", help="measure the host's time")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names = NAMES[:-1] if arguments.time else NAMES
+    names = TIMED if arguments.time else NAMES
     rows = {}
     if arguments.csv.exists():
         with arguments.csv.open(newline="") as file:

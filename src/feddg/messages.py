@@ -111,11 +111,12 @@ def copied(tensors: Weights) -> Weights:
     return copies
 
 
+@torch.no_grad()
 def differences(ones: Weights, others: Weights, names: Iterable[str]) -> Weights:
     """Returns tensors less others of the same names, in the types and places of the first ones."""
     names = list(names)
-    first = [ones[name].detach() for name in names]
-    second = [others[name].detach().to(one) for name, one in zip(names, first)]
+    first = [ones[name] for name in names]
+    second = [others[name].to(one) for name, one in zip(names, first)]
     return dict(zip(names, torch._foreach_sub(first, second))) if names else {}
 
 

@@ -11,14 +11,13 @@ def test_the_ledger_writes_a_layout_once_and_counts_bytes():
     rows = []
     ledger = Ledger(rows.append)
     sent = Message({"p": torch.zeros(3)}, {"k": 2}), {"w": torch.zeros(2, 2)}
-    for client in (0, 1):
-        ledger.message(1, "down", client, "train", *sent)
+    ledger.message(1, "down", [0, 1], "train", *sent)
     assert [row.kind for row in rows] == ["layout", "message", "message"]
     assert [t.name for t in rows[0].tensors] == ["p", "weights/w"]
     assert rows[1].bytes == 16 + 12 + 8
     assert ledger.bytes == {"up": 0, "down": 2 * 36}
     again = []
-    Ledger(again.append, {rows[0].id}).message(1, "down", 0, "train", *sent)
+    Ledger(again.append, {rows[0].id}).message(1, "down", [0], "train", *sent)
     assert [row.kind for row in again] == ["message"]
 
 

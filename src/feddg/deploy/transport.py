@@ -289,7 +289,7 @@ class Mailbox:
             shapes, scalars, purpose = [], {}, f"{purpose}, unreadable"
 
         def enter(ledger: Ledger) -> None:  # of a site, once it is known which one a node is
-            ledger.enter(sent.round, direction, sent.client, purpose, shapes, scalars, size)
+            ledger.enter(sent.round, direction, [sent.client], purpose, shapes, scalars, size)
 
         if self.ledger is None:
             self.unentered.append(enter)

@@ -71,8 +71,7 @@ class InProcess(Transport):
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """See :class:`Transport`; a client gets the context when it trains."""
         if context is not None and not again:
-            for id in self.clients:
-                self.ledger.message(0, "down", id, "context", context)
+            self.ledger.message(0, "down", self.clients, "context", context)
         self._before = {}  # a phase counts its rounds anew
         self._context, frozen = without_frozen(context)
         for worker in self.workers:
@@ -129,7 +128,7 @@ class InProcess(Transport):
         replies = self._replies(clients, broadcast, purpose)
         for id, reply in zip(clients, replies, strict=True):
             if isinstance(reply, Message):
-                self.ledger.message(broadcast.round, "up", id, reply_purpose, reply)
+                self.ledger.message(broadcast.round, "up", [id], reply_purpose, reply)
             if not isinstance(reply, Update):
                 yield id, reply
 
@@ -138,8 +137,7 @@ class InProcess(Transport):
     ) -> Iterator[Answer]:
         """Sends clients the broadcast and yields their answers in order."""
         sent = broadcast.extras, broadcast.weights
-        for id in clients:
-            self.ledger.message(broadcast.round, "down", id, purpose, *sent)
+        self.ledger.message(broadcast.round, "down", clients, purpose, *sent)
         results = self.results(clients, broadcast, purpose)
         for id, (reply, memory) in zip(clients, results, strict=True):
             if memory is not None:

@@ -43,24 +43,24 @@ class Ledger:
         logs: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
         logs |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
         extras = Message(update.extras.tensors, {**update.extras.scalars, **logs})
-        self.message(round, "up", update.client, "update", extras, update.weights)
+        self.message(round, "up", [update.client], "update", extras, update.weights)
 
     def message(
         self,
         round: int,
         direction: Direction,
-        client: int,
+        clients: Iterable[int],
         purpose: str,
         message: Message,
         weights: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Records a message, and the weights that come with it."""
+        """Records a message of each of some clients, and the weights that come with it."""
         whole = [(f"weights/{name}", tensor) for name, tensor in weights.items()]
         shapes = [
             (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
             for name, tensor in (*whole, *message.tensors.items())
         ]
-        self.enter(round, direction, client, purpose, shapes, message.scalars)
+        self.enter(round, direction, clients, purpose, shapes, message.scalars)
 
     def refusal(self, round: int, client: int, reason: str) -> None:
         """Records that ``client``'s update was not used, and why."""
@@ -70,18 +70,18 @@ class Ledger:
         self,
         round: int,
         direction: Direction,
-        client: int,
+        clients: Iterable[int],
         purpose: str,
         shapes: Iterable[Shape],
         scalars: Mapping[str, Scalar],
         size: int | None = None,
     ) -> None:
-        """Records a message by its content.
+        """Records a message by its content, once for each client.
 
         Args:
             round: the round it belongs to; 0 before the first.
             direction: ``up`` leaves the client.
-            client: its id; -1 for a node that is not a client.
+            clients: their ids; -1 for a node that is not a client.
             purpose: kind of message.
             shapes: name, shape, dtype and bytes of its tensors.
             scalars: its numbers and texts.
@@ -95,17 +95,18 @@ class Ledger:
         if size is None:
             size = sum(tensor.bytes for tensor in layout.tensors)
             size += sum(map(scalar_bytes, scalars.values()))
-        self.bytes[direction] += size
-        self._write(
-            MessageRow(
-                round=round,
-                direction=direction,
-                client=client,
-                purpose=purpose,
-                layout=layout.id,
-                bytes=size,
+        for client in clients:
+            self.bytes[direction] += size
+            self._write(
+                MessageRow(
+                    round=round,
+                    direction=direction,
+                    client=client,
+                    purpose=purpose,
+                    layout=layout.id,
+                    bytes=size,
+                )
             )
-        )
 
 
 @lru_cache(256)

@@ -128,9 +128,10 @@ def test_a_bad_row_is_named_in_one_line(
 
 
 def test_a_root_that_is_no_table(tmp_path: Path) -> None:
-    for root in (tmp_path, image(tmp_path / "a.png")):
-        with pytest.raises(DataError, match="is no table"):
-            load_source("table", root)
+    with pytest.raises(DataError, match="is no table"):
+        load_source("table", image(tmp_path / "a.png"))
+    with pytest.raises(DataError, match=r"Cannot read .*table\.csv"):
+        load_source("table", tmp_path)
     with pytest.raises(DataError, match=r"Cannot read .*gone\.csv"):
         load_source("table", tmp_path / "gone.csv")
 
