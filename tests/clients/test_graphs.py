@@ -43,11 +43,11 @@ VARIANTS = {
 ALL = {name: (name, {}) for name in sorted(methods())} | VARIANTS
 QUICK = {
     *("fedavg", "scaffold", "fedbn", "fedsr", "fpl", "mixstyle", "pardon", "fedig-a", "randaug"),
-    "pardon, as the released code",
+    *("elcfs", "pardon, as the released code"),
 }
 """One of each kind: plain steps, hooks of an optimizer, layers of its own, draws inside the
 network, tensors that grow, layers that are replaced, cached copies, inner steps, none that is
-recorded, and copies of each batch."""
+recorded, weights that are seen expanded first, and copies of each batch."""
 ROUNDED = {"fpl", "randconv", "vista"}
 """Methods whose recorded steps multiply by rows of zeros besides, which some processors' kernels
 add up in another order."""

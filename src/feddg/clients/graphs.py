@@ -127,6 +127,14 @@ def _span(tensor: Tensor) -> tuple[Any, ...]:
     return start, start + tensor.nbytes, str(tensor.dtype), tensor.shape, tensor.stride()
 
 
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Returns a view of a tensor that has each of its numbers once, where it was expanded."""
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
 def leaves_of(value: object) -> Iterator[Any]:
     """Yields what containers hold; PyTorch's own trees take far longer."""
     if isinstance(value, dict):
@@ -201,9 +209,10 @@ class Trace(TorchDispatchMode):
             return shape
         place = _place(value)
         if self._known.setdefault(place, f"at {place}") == f"at {place}":
-            parts, (start, end, *_) = self.outside.setdefault(place, []), _span(value)
+            whole = _without_repeats(value)
+            parts, (start, end, *_) = self.outside.setdefault(place, []), _span(whole)
             if not any(own[0] <= start and end <= own[1] for own in map(_span, parts)):
-                parts.append(value)
+                parts.append(whole)
         return self._known[place], value.dtype, value.storage_offset(), shape
 
     def difference(self, other: "Trace") -> str | None:
