@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas
 import pytest
 
 from feddg.comparison.plan import load_plan
@@ -48,7 +49,7 @@ def test_every_notebook_runs(file, tmp_path, monkeypatch):
         if output.output_type == "execute_result" and "text/html" in output.data
     ]
     assert shown
-    assert any("data:image/" in page for page in shown)
+    assert any("<table" in page or "data:image/" in page for page in shown)
     assert "Traceback" not in "".join(shown)
     nbformat.write(book, tmp_path / "executed.ipynb")
     assert (tmp_path / "executed.ipynb").stat().st_size < 1_000_000
@@ -60,9 +61,16 @@ def test_files_of_examples_can_be_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("program", sorted(EXAMPLES.glob("own_*.py")), ids=lambda file: file.stem)
 def test_every_program_runs(program, tmp_path):
     shown = subprocess.run(
         [sys.executable, program], cwd=tmp_path, check=True, capture_output=True, text=True
     )
     assert "%" in shown.stdout
+
+
+def test_the_nuclei_become_a_collection_with_patients(tmp_path):
+    subprocess.run([sys.executable, EXAMPLES / "clinic.py", tmp_path], check=True)
+    table = pandas.read_csv(tmp_path / "table.csv")
+    assert all((tmp_path / path).is_file() for path in table.path)
+    assert (table.groupby("group").size() == 4).all(), "an image is a patient of four quarters"

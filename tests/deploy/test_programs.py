@@ -257,7 +257,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    transport = transport_to_programs(grid, ["oslo", "lyon"], "run-1")
+    transport = transport_to_programs(grid, ["oslo", "lyon"], "run-1", keys=None)
     sites.federation(9, transport=transport).fit(2).save(Path(context.run_config["out"]))
 """
 SITES = f"""
