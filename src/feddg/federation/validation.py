@@ -96,7 +96,10 @@ class ChangeSizes(RoundHook):
             limit = times * statistics.median(medians)
             beside = f"{times:g} times the median change of the last rounds"
         elif self._times is not None:
-            size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
+            size = round.scratch[ChangeSizes].get("sent")
+            if size is None:  # the same for every update of the round
+                size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
+                round.scratch[ChangeSizes]["sent"] = size
             scale = LARGEST_FIRST_MEAN if update.members else LARGEST_FIRST
             limit, beside = scale * (size + 1), "training can"
         else:
