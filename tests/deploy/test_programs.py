@@ -229,7 +229,7 @@ def test_sites_whose_classes_cannot_be_joined_are_refused(tmp_path, monkeypatch)
     ("changed", "words"),
     [
         ("no_federation", "must return a feddg.Federation"),
-        ("not_there", "has no attribute 'not_there'"),
+        ("not_there", "cannot be used: module"),
         ("two_data_sets", "has 2 data sets, and a site is one client"),
     ],
 )

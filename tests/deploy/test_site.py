@@ -180,6 +180,8 @@ def test_a_site_s_device_is_that_of_its_own_config(images, tmp_path):
     text = Experiment(data=data, device="cuda").to_yaml()
     assert site_of(node, {"experiment": text}).experiment.device == "auto"
     assert site_of({**node, "device": "cpu"}, {"experiment": text}).experiment.device == "cpu"
+    with pytest.raises(ExperimentError, match="no 'experiment'; write the app with"):
+        site_of(node, {})
 
 
 def test_a_node_config_names_what_is_wrong():

@@ -406,9 +406,13 @@ def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     """Returns the experiment in a deployment's run config.
 
     Raises:
-        ExperimentError: it is invalid, or cannot run across a network.
+        ExperimentError: it is missing, invalid, or cannot run across a network.
     """
-    experiment = Experiment(**parse_fields(str(run_config["experiment"])))
+    if not (text := str(run_config.get("experiment", ""))):
+        raise ExperimentError(
+            "the Flower app's config has no 'experiment'; write the app with `feddg deploy init`"
+        )
+    experiment = Experiment(**parse_fields(text))
     require_fit_for_sites(experiment)
     return experiment
 
@@ -668,13 +672,15 @@ def site_of(node_config: Mapping[str, object], run_config: Mapping[str, object])
     """Returns the site that a node is, by its config.
 
     Raises:
-        FeddgError: the config, the experiment or the images cannot be used, or the program makes no
-            federation of one client.
+        FeddgError: the config, the experiment, the images or the program cannot be used.
     """
     config = SiteConfig.read(node_config)
     if not config.program:
         return Site(config, run_config)
-    made = pkgutil.resolve_name(config.program)()
+    try:
+        made = pkgutil.resolve_name(config.program)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FeddgError(f"program {config.program!r} cannot be used: {error}") from None
     if not isinstance(made, Federation):
         kind = type(made).__name__
         raise FeddgError(f"program {config.program!r} must return a feddg.Federation, not {kind}")
