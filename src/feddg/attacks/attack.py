@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 import torch
 from PIL import Image
@@ -110,7 +110,7 @@ class AttackSettings(Settings):
     batch_sizes: Sequence[Annotated[int, Field(ge=1, le=MOST_LOOKED_AT)]] = (1, 4)
     updates: int = Field(4, ge=1)
     iterations: int = Field(300, ge=1)
-    optimizer: str = Field("own", pattern="^(own|sgd)$")
+    optimizer: str = Field("own", pattern=f"^({'|'.join(get_args(Step))})$")
     membership: MembershipEffort = MembershipEffort()
     seed: int = 0
 
