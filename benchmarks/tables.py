@@ -507,7 +507,8 @@ def fourteen_domains() -> Results:
 def at_best_rate(name: str) -> Results:
     """Returns the runs that count by the rule of the plan ``methods/NAME.yaml``.
 
-    Its rates are an axis of the plan, which the one that counts replaces.
+    Its rates are an axis of the plan, which the one that counts replaces. A seed counts once every
+    method has been run with it on every domain.
     """
     plan = load_plan(ROOT / f"benchmarks/methods/{name}.yaml")
     results = Results.read(DATA / f"{name}.csv", plan)
@@ -520,6 +521,9 @@ def at_best_rate(name: str) -> Results:
     tried = dict.fromkeys(results.methods, len(plan.settings[RATE]))
     rows = at_chosen_rates(map(with_rate, results.rows), tried)
     planned = {place.place: place for _, place in map(with_rate, results.planned)}
+    found = {row.place for row in rows}
+    partly = {row.seed for place, row in planned.items() if place not in found}
+    rows = [row for row in rows if row.seed not in partly]
     return replace(results, rows=rows, planned=[*planned.values()])
 
 

@@ -1,5 +1,6 @@
 """Tables of results are made from the CSV files in docs/results/data."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,3 +72,24 @@ def test_of_a_methods_rates_the_one_that_is_best_in_domain_counts(made):
     early = run("sketch", "DART", 0.9)
     rows = [(0.001, worse), (0.003, better), (0.003, high), (0.001, low), (0.001, early)]
     assert made.at_chosen_rates(rows, {"FedAvg": 2, "DART": 2}) == [better, low]
+
+
+def test_a_seed_counts_once_every_method_has_been_run_with_it(made, monkeypatch):
+    whole = made.at_best_rate("pacs_60k_64").rows
+    read = made.Results.read
+
+    def without(file, plan):
+        """The same file, in which one run has not ended."""
+        results = read(file, plan)
+        place = next(row for row in results.rows if row.method == "FedBN")
+        return replace(results, rows=[row for row in results.rows if row is not place])
+
+    monkeypatch.setattr(made.Results, "read", without)
+    methods = made.load_plan(ROOT / "benchmarks/methods/pacs_60k_64.yaml").methods
+    seeds = [row.seed for row in whole]
+    left = [row.seed for row in made.at_best_rate("pacs_60k_64").rows]
+    assert (
+        seeds.count(0)
+        == len(methods) * 4
+    )
+    assert left == [seed for seed in seeds if seed != 0]
