@@ -88,8 +88,5 @@ def test_a_seed_counts_once_every_method_has_been_run_with_it(made, monkeypatch)
     methods = made.load_plan(ROOT / "benchmarks/methods/pacs_60k_64.yaml").methods
     seeds = [row.seed for row in whole]
     left = [row.seed for row in made.at_best_rate("pacs_60k_64").rows]
-    assert (
-        seeds.count(0)
-        == len(methods) * 4
-    )
+    assert seeds.count(0) == len(methods) * 4
     assert left == [seed for seed in seeds if seed != 0]
