@@ -135,6 +135,8 @@ def test_a_choice_at_the_end_of_its_grid_is_warned_about():
         row("fedprox", "chalk", 0.6, mu="0.1"),
         row("fedprox", "ink", 0.7, optimizer="sgd", picked=True),
         row("fedprox", "ink", 0.6, optimizer="adam"),
+        row("ridge", "ink", 0.6, lr="1e-05", picked=True),  # takes no step: it makes no difference
+        row("ridge", "ink", 0.6, lr="0.003"),
     )
     file = TuningFile(rule="Final round", seeds=(0,), tried=tried)
     assert list(map(str, file.diagnostics())) == [
@@ -197,6 +199,18 @@ def test_a_plan_of_one_domain_out_is_tuned_without_a_held_out_validation():
         (domain,) for domain in ("ink", "chalk", "photo", "sketch")
     }
     assert all(trial.experiment.data.id_val == 0.2 for trial in trials)
+
+
+def test_a_budget_more_changes_no_trial_of_a_plan_that_says_their_rounds(tmp_path):
+    root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
+
+    def trials(*budgets):
+        tune = {"settings": {"train.lr": [0.1, 0.01]}, "rounds": 1}
+        methods = ["fedavg", "ridge"]
+        asked = load_plan(plan(root, methods=methods, tune=tune, budgets=budgets))
+        return [trial.experiment.id for trial in trials_of(asked)]
+
+    assert trials(60) == trials(60, 300)
 
 
 def test_trials_never_open_held_out_images(tmp_path):

@@ -892,8 +892,12 @@ def _trial(
             "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
             "split file or a data set's own split does not say which domains they are"
         )
+    given = cell.experiment.given
+    if cell.budgets and "evaluate" in given:  # a trial is not measured where the table's runs are
+        looked = {n: v for n, v in given["evaluate"].items() if n != "budgets"}
+        given = {**given, "evaluate": looked}
     changes = (change for _, change, _ in points)
-    fields, rounds = functools.reduce(merge, changes, cell.experiment.given), tune.rounds
+    fields, rounds = functools.reduce(merge, changes, given), tune.rounds
     if rounds is None and cell.budgets and not cell.has_one_round:
         rounds = _rounds_for(cell.budgets[-1], Experiment(**fields), known)
     data = cell.experiment.data

@@ -93,6 +93,8 @@ class Results:
         tuning: the trials of each method, if there were any.
         served: name of the rule of the runs' default models, as their experiments ask for.
         notices: what was found where the results were put together.
+        rule_of_all: default rule of the results that these are a part of, such as one budget's: a
+            comparison has one rule.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Results:
     tuning: TuningFile | None = None
     served: str = FINAL.name
     notices: Sequence[Diagnostic] = ()
+    rule_of_all: SelectionRule | None = None
 
     @classmethod
     def read(cls, path: Path, plan: Plan | None = None) -> "Results":
@@ -155,6 +158,8 @@ class Results:
     @cached_property
     def default_rule(self) -> SelectionRule:
         """The selection rule of the runs' default models; the final round if they differ."""
+        if self.rule_of_all is not None:
+            return self.rule_of_all
         rules = {run.default_rule for run in self.runs()}
         served = SELECTION_RULES.get(self.served, FINAL)
         of_both = (self.values(rule) for rule in (served, FINAL))
@@ -196,7 +201,7 @@ class Results:
         """Returns the results at one of the budgets."""
         rows = [row for row in self.rows if row.budget == budget]
         planned = [place for place in self.planned if place.budget == budget]
-        return replace(self, rows=rows, planned=planned)
+        return replace(self, rows=rows, planned=planned, rule_of_all=self.default_rule)
 
     @cached_property
     def at_largest(self) -> "Results":

@@ -92,6 +92,9 @@ class TuningFile(JsonFile):
 def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:
     """Yields chosen numbers at an end of their grid, with what to try next."""
     for name, text in picked.values.items():
+        others = (row for row in rows if row.score == picked.score and row.values.get(name) != text)
+        if any({**row.values, name: text} == picked.values for row in others):
+            continue  # the value makes no difference there
         try:
             values = sorted({float(row.values[name]) for row in rows})
             value = float(text)
