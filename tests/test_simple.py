@@ -578,3 +578,17 @@ def test_an_experiment_of_a_run_is_run_as_it_was(tmp_path, caplog):
     assert again.experiment.method.name == "fedprox"
     assert again.experiment.seed == 1
     assert "does nothing" not in caplog.text
+
+
+def test_scores_of_numbers_are_those_of_what_predict_returns():
+    """Where the device computes in bfloat16 by default, numbers would have eight bits left."""
+    shade = torch.arange(64) / 255
+    images = shade[:, None, None, None].expand(-1, 3, 8, 8).contiguous()
+    days = TensorDataset(images, 900 + 600 * shade)
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1), nn.Flatten(0))
+    with torch.no_grad():
+        network[2].weight.fill_(200.0)
+        network[2].bias.fill_(900.0)
+    task = feddg.Task(nn.functional.mse_loss, lambda o, t: -(o - t).abs(), name="MAE")
+    federation = feddg.Federation([days], network, task=task)
+    assert federation.evaluate(days).mean == pytest.approx(0, abs=1e-3)

@@ -168,6 +168,8 @@ class Federation(federation.Federation):
                 )
         number = number or len(clients if transport is None else transport.clients)
         settings, shape = _settings(method, fields, number, side), arrays[0][1].shape[1:]
+        if not task.has_classes and settings.precision == "auto":
+            settings = settings.model_copy(update={"precision": "float32"})  # 8 bits are no number
         check_task(type(method), task, shows_pixels(shape, side))
         if transport is None and (hides := settings.privacy.hides_images):
             _refuse_copies((images for images, _ in arrays), hides)

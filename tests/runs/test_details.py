@@ -227,3 +227,14 @@ def test_a_scanner_that_fails_is_named():
         correct[scanner == "c"].mean() - correct[scanner != "c"].mean()
     )
     assert worst(subgroup_rows("test", {"scanner": np.full(600, "a")}, correct)) is None
+
+
+def test_one_group_with_a_class_leaves_its_average_precision_open():
+    """No resample of groups varies the positives, so none says how far they may be off."""
+    positive = np.array([True] * 3 + [False] * 20)
+    groups = np.r_[[0] * 3, 1 + np.arange(20) // 2]
+    scores = np.r_[[0.9, 0.8, 0.3], [0.5], np.linspace(0.29, 0.01, 19)]
+    found = average_precision_interval(positive, scores, groups)
+    assert found.share == pytest.approx(11 / 12)
+    assert found.low < 0.3
+    assert found.high > 0.99

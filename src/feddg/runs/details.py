@@ -144,6 +144,10 @@ def auroc_interval(
     return ShareInterval(area, _expit(middle - reach), _expit(middle + reach))
 
 
+FEW_GROUPS = 20
+"""Below so many groups with a class, its interval is at least that of a share of them."""
+
+
 def average_precision_interval(
     positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
 ) -> ShareInterval | None:
@@ -164,8 +168,9 @@ def average_precision_interval(
     value = precision(numpy.ones(len(scores)))
     group_of, number = numbered(None if groups is None else groups[order], len(scores))
     with_class = len(numpy.unique(group_of[positive[order]]))
-    if value >= 1:
-        return wilson(1.0, with_class)
+    known = wilson(value, with_class)
+    if value >= 1 or with_class < 2:  # no resample varies one group
+        return known
     random, resampled = numpy_stream(0, "average precision"), []
     for _ in range(RESAMPLES):
         drawn = numpy.bincount(random.integers(number, size=number), minlength=number)
@@ -174,9 +179,10 @@ def average_precision_interval(
     logits = numpy.array([_logit(share, least) for share in resampled if not math.isnan(share)])
     reach = student(math.inf, LEVEL) * float(logits.std(ddof=1)) if len(logits) > 1 else math.inf
     middle = _logit(value, least)
-    return ShareInterval(
-        value, min(value, _expit(middle - reach)), max(value, _expit(middle + reach))
-    )
+    low, high = _expit(middle - reach), _expit(middle + reach)
+    if with_class < FEW_GROUPS:  # resamples of few groups are too alike
+        low, high = min(low, known.low), max(high, known.high)
+    return ShareInterval(value, min(value, low), max(value, high))
 
 
 def _logit(share: float, least: float) -> float:
