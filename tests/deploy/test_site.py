@@ -33,6 +33,7 @@ from feddg.deploy.wire import Payload, Request
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.messages import Message
+from feddg.settings import merge
 
 
 def value(memory):
@@ -207,6 +208,15 @@ def test_the_written_app_holds_the_experiment_and_readable_start_lines(tmp_path)
     subprocess.run(["sh", "-n", tmp_path / "app/make_keys.sh"], check=True)
     with pytest.raises(ExperimentError, match="exists already"):
         write_app(tmp_path / "app", chosen, sites)
+
+
+def test_sites_do_not_learn_where_the_coordinators_own_images_lie(tmp_path):
+    sites = ["ink", "north-2"]
+    fields = merge(_without_data(sites), {"data": {"source": "folder", "root": "/home/me/secret"}})
+    write_app(tmp_path / "app", Experiment(**fields), sites)
+    texts = [f.read_text() for f in (tmp_path / "app").rglob("*") if f.is_file()]
+    assert texts
+    assert not any("/home/me/secret" in text for text in texts)
 
 
 def _without_data(sites):

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import resume, run
+from feddg.attacks.attack import attack_run
 from feddg.data.data_set import load_source
 from feddg.deploy import client_app, server_app
 from feddg.deploy.transport import fingerprint
@@ -18,6 +19,7 @@ from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
 from feddg.federation.validation import CHANGES
 from feddg.messages import Message
+from feddg.prediction.evaluate import evaluate_run
 from feddg.report.run_page import verdict
 from feddg.runs.execute import forget
 from feddg.runs.reading import read_rows, read_run
@@ -297,6 +299,11 @@ def test_all_sites_failing_fails_the_run_and_a_restart_gives_the_undisturbed_bit
     deployment.grid = again
     assert same(deployment.start(), weights(expected.folder))
     assert read_run(deployment.path).status == "completed"
+    kept = {file: file.read_bytes() for file in deployment.path.rglob("*") if file.is_file()}
+    for measure in (evaluate_run, lambda path: attack_run(path, "update")):
+        with pytest.raises(RunError, match="nothing can be measured on them here"):
+            measure(deployment.path)
+    assert {f: f.read_bytes() for f in deployment.path.rglob("*") if f.is_file()} == kept
 
 
 def test_a_node_may_not_take_the_name_another_key_was_registered_under(deploy):

@@ -184,7 +184,7 @@ def write_app(
     if isinstance(experiment, Path):
         experiment = load_experiment(experiment, deployment_fields(sites))
     else:
-        data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0})
+        data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0, "root": None})
         experiment = experiment.model_copy(update={"data": data})
     require_fit_for_sites(experiment)
     if min_sites > len(sites):

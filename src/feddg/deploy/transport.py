@@ -639,7 +639,7 @@ class FlowerTransport:
             raise RunError(
                 f"{len(trainers)} of {len(self.clients)} sites connected within "
                 f"{self._policy.wait:g} s, but at least {minimum} are needed; missing: "
-                + self.registry.names_of(sorted(self._missing))
+                + self.registry.names_of(sorted(self._missing & set(self.clients)))
             )
         return {id: self.registry.registrations[id] for id in trainers}
 

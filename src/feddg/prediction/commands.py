@@ -66,7 +66,8 @@ def predict(
     typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
     if done.unlike is not None:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
-    if (run / "experiment.yaml").is_file():  # a shared model has no images to compare with
+    # A shared model and a deployment's run have no images here to compare with.
+    if (run / "experiment.yaml").is_file() and not (run / "deployment.json").is_file():
         named = images if len(images) < 4 else [*images[:3], "..."]
         words = shlex.join(["feddg", "travel", str(run), *named])
         typer.echo(f"how many are right, without labels: {words}")

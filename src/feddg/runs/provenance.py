@@ -9,9 +9,9 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs.folder import CHECKPOINTS, NEWEST
 from feddg.runs.prepare import named_files
-from feddg.runs.reading import EXPERIMENT
+from feddg.runs.reading import DEPLOYMENT, EXPERIMENT
 from feddg.settings import DataSettings
-from feddg.storage import cache_folder
+from feddg.storage import cache_folder, is_file
 from feddg.text import command
 
 IMAGES = "images.json"
@@ -107,8 +107,13 @@ def check_images(folder: Path, experiment: Experiment, cache: Path | None = None
         cache: where image hashes are stored; the user's cache by default.
 
     Raises:
-        RunError: they have changed; the message says how.
+        RunError: they have changed; the message says how. Or they are at a deployment's sites.
     """
+    if is_file(folder / DEPLOYMENT):
+        raise RunError(
+            f"{folder} is a deployment's run, whose images are at the sites: nothing can be "
+            "measured on them here"
+        )
     if not has_begun(folder):
         return
     changes = _changes(folder, ImagesNow(cache_folder(cache))(experiment))
