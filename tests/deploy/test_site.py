@@ -219,6 +219,13 @@ def test_sites_do_not_learn_where_the_coordinators_own_images_lie(tmp_path):
     assert not any("/home/me/secret" in text for text in texts)
 
 
+def test_an_app_has_as_many_clients_as_sites(tmp_path):
+    sites = ["ink", "north-2"]
+    write_app(tmp_path / "app", Experiment(data="digits", clients={"number": 7}), sites)
+    config = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert read_experiment(config["config"]).clients.number == len(sites)
+
+
 def _without_data(sites):
     fields = deployment_fields(sites)
     return {"clients": fields["clients"]} | {"data": {"source": "digits", **fields["data"]}}

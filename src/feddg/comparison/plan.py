@@ -893,9 +893,8 @@ def _trial(
             "split file or a data set's own split does not say which domains they are"
         )
     given = cell.experiment.given
-    if cell.budgets and "evaluate" in given:  # a trial is not measured where the table's runs are
-        looked = {n: v for n, v in given["evaluate"].items() if n != "budgets"}
-        given = {**given, "evaluate": looked}
+    if cell.budgets:  # a trial is not measured where the table's runs are
+        given = merge(given, {"evaluate": {"budgets": ()}})
     changes = (change for _, change, _ in points)
     fields, rounds = functools.reduce(merge, changes, given), tune.rounds
     if rounds is None and cell.budgets and not cell.has_one_round:

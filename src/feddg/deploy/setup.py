@@ -181,16 +181,12 @@ def write_app(
     Raises:
         ExperimentError: a name, the address or the folder cannot be used.
     """
-    if isinstance(experiment, Path):
-        experiment = load_experiment(experiment, deployment_fields(sites))
-    else:
-        data = experiment.data.model_copy(update={"id_val": 0.0, "id_test": 0.0, "root": None})
-        experiment = experiment.model_copy(update={"data": data})
+    everybody = [*sites, *evaluation_sites]
+    host, port, behind = _checked(everybody, address, superlink_port)
+    experiment = load_experiment(experiment, deployment_fields(sites))
     require_fit_for_sites(experiment)
     if min_sites > len(sites):
         raise ExperimentError(f"min-sites is {min_sites}; there are {len(sites)} sites")
-    everybody = [*sites, *evaluation_sites]
-    host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
     if test and not test.startswith(DIGITS):  # the SuperLink starts elsewhere
         test = str(Path(test).expanduser().resolve())

@@ -154,8 +154,8 @@ def average_precision_interval(
     """Returns average precision with its 95 % interval; None if a side is empty.
 
     The interval is that of the logit, with its standard deviation over resamples of whole groups
-    (500, always the same). Where all are ranked rightly the lower end is Wilson's for the number of
-    groups with the class.
+    (500, always the same). Where all are ranked rightly, or one group has the class, it is Wilson's
+    for the number of groups with the class; below ``FEW_GROUPS`` of them it is at least that.
 
     Args:
         positive: ``(n,)`` bool.
