@@ -1,7 +1,9 @@
 """A run's images are part of it: what changes them is noticed, wherever the run is used again."""
 
+import importlib.util
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from feddg.data import fingerprint
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import DataError, RunError
 from feddg.experiment import Experiment
+from feddg.methods.base import METHODS
 from feddg.models.backbones import build_network
 from feddg.prediction.evaluate import evaluate_run
 from feddg.runs.observer import Observer
@@ -269,3 +272,47 @@ def test_an_edited_table_is_another_one(tmp_path, edit):
     before, rows = now(), edit(rows)
     changed = fingerprint.difference(before, now())
     assert "roles, clients or groups" in str(changed)
+
+
+
+def read_method(file: Path, factor: float) -> None:
+    """Registers a method of a module that was just written or edited."""
+    file.write_text(f"""
+import feddg
+
+def scaled(loss):
+    return {factor} * loss
+
+@feddg.register
+class Ours(feddg.Method):
+    name = "ours"
+
+    def loss(self, client, batch):
+        return {{name: scaled(loss) for name, loss in super().loss(client, batch).items()}}
+""")
+    found = importlib.util.spec_from_file_location("ours", file)
+    sys.modules["ours"] = module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+
+
+def test_the_code_of_a_method_of_ones_own_is_part_of_the_run(root, tmp_path, monkeypatch):
+    monkeypatch.setattr(METHODS, "_found", dict(METHODS))
+    monkeypatch.setitem(sys.modules, "ours", None)
+    data = {"source": "folder", "root": root, "image_size": 8}
+    plan = {"methods": ["ours"], "base": SMALL | {"data": data}}
+    where = {"out": tmp_path / "runs", "cache": tmp_path / "cache"}
+
+    def table(**more):
+        return compare(plan, **where, results=tmp_path / "results.csv", report=False, **more).frame()
+
+    read_method(tmp_path / "ours.py", 1)
+    first = table()
+    read_method(tmp_path / "ours.py", 1)
+    assert table().equals(first)
+    read_method(tmp_path / "ours.py", -1)
+    with pytest.raises(RunError, match=r"have changed since \(method code of ours"):
+        table()
+    (tmp_path / "results.csv").unlink()
+    with pytest.raises(RunError, match="method code has another content"):
+        table()
+    assert not table(again=True).equals(first)

@@ -1,6 +1,8 @@
 """Prepares a run from its experiment: images, splits, clients, network, method."""
 
 import ctypes
+import hashlib
+import inspect
 import math
 import os
 import platform
@@ -118,12 +120,33 @@ def _hashes(table: ImageTable, images: ImagesFile, data: DataSettings) -> list[s
 def named_files(experiment: Experiment) -> dict[str, str]:
     """Returns the hashes of the files that an experiment names, by dotted field.
 
-    Missing or unreadable files are left out; the code that needs them reports them.
+    Missing or unreadable files are left out; the code that needs them reports them. A method that
+    is not of this package has its code among them.
     """
     weights = experiment.model.weights
     named = {"data.split_file": experiment.data.split_file}
     named["model.weights"] = None if weights in (None, IMAGENET) else Path(str(weights))
-    return methods_files(experiment) | _of_files(named)
+    code = _code_of(method_class(experiment.method.name))
+    own = {"method code": code} if code else {}
+    return methods_files(experiment) | _of_files(named) | own
+
+
+@lru_cache(maxsize=64)  # as it was first seen: an edit during a run is not what runs
+def _code_of(method: type[Method]) -> str:
+    """Returns a hash of the code of a method's classes outside this package; empty if none.
+
+    Of a module all counts. Of a script or a notebook, which changes for other reasons, too, only
+    the classes.
+    """
+    texts = dict[str, None]()
+    for part in (*method.__mro__, *method.Settings.__mro__):
+        name = part.__module__
+        if name.partition(".")[0] not in {"feddg", "pydantic", *sys.stdlib_module_names}:
+            with suppress(OSError, TypeError, KeyError):  # typed into an interpreter
+                source = inspect.getsource(part if name == "__main__" else sys.modules[name])
+                texts[source] = None
+    content = hashlib.blake2b("".join(texts).encode(), digest_size=8)
+    return content.hexdigest() if texts else ""
 
 
 def methods_files(experiment: Experiment) -> dict[str, str]:
