@@ -60,8 +60,9 @@ def with_page(
     @functools.wraps(work)
     def called(folder: Path | str, *args: P.args, **options: P.kwargs) -> T:
         done = work(folder, *args, **options)
-        if (write := find("write_report")) is not None:
-            write([Path(folder)], Path(folder) / "report.html")
+        if (ensure := find("ensure_report")) is not None:
+            (Path(folder) / "report.html").unlink(missing_ok=True)
+            ensure(Path(folder))
         return done
 
     return called  # type: ignore[return-value]

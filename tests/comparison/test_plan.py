@@ -448,10 +448,12 @@ def test_budgets_become_rounds():
     assert of_one_round.id == without[1].id
     assert without[0].budgets == () != of_one_round.budgets
     assert asked.fixed({"rounds": 3}).budgets == ()  # flags win
-    tune = {"settings": {"train.lr": [0.1, 0.2]}}
+    tune = {"settings": {"train.batch_size": [32, 64]}}
     tuned = asked.fixed({"data": {"id_val": 0.1}}).model_dump() | {"tune": tune}
     trials = trials_of(Plan(**tuned))
     assert {(cell.method, cell.budgets) for cell in trials} == {("fedavg", ()), ("ridge", ())}
+    tuned["tune"]["settings"] = {"train.lr": [0.1, 0.2]}
+    assert {cell.method for cell in trials_of(Plan(**tuned))} == {"fedavg"}  # ridge takes no step
 
 
 def test_rounds_of_a_budget_are_by_what_clients_hold():

@@ -194,7 +194,7 @@ def test_a_card_has_decision_subgroups_and_who_was_forgotten_in_the_order_of_the
     assert "Held by 3 clients." in former
     execute.forget(done.folder, 1, cache=cache)
     assert (done.folder / "model_card.former.md").read_text("utf-8") == former
-    card = ensure_card(done.folder).read_text("utf-8")
+    card = (done.folder / "model_card.md").read_text("utf-8")
     assert "Held by 2 clients." in card
     order = ("Purpose", "Use", "Trained on", "What left the sites", "Results", "Decision: sick")
     order += ("Subgroups", "Limits", "Changes", "Licence", "What this card cannot know")

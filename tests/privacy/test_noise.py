@@ -19,6 +19,7 @@ from feddg.privacy.accounting import Account
 from feddg.privacy.building import build_defences
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
+from feddg.privacy.robust import distance
 from feddg.settings import PrivacySettings, TrainSettings
 from federations import federation, same
 from odd_inputs import NOT_FINITE
@@ -386,7 +387,7 @@ SENDS_NOTHING = {"name": "pardon", "contrastive": "ordinary"}
 def test_methods_that_clipping_does_not_protect_are_refused(subtests):
     for name in UNSOUND:
         with subtests.test(name=name):
-            experiment = chosen(method=name)
+            experiment = chosen({"clipping": "fixed", "noise_multiplier": 1.0}, method=name)
             with pytest.raises(ExperimentError, match=UNSOUND[name]):
                 build_defences(experiment, *build(experiment, 10))
 
@@ -397,6 +398,21 @@ def test_methods_whose_server_takes_the_mean_of_weights_are_protected(subtests):
         with subtests.test(name=name):
             experiment = chosen(method=name)
             assert build_defences(experiment, *build(experiment, 10)).defences
+
+
+def test_a_mean_of_another_kind_goes_with_clipping_but_not_with_noise_at_the_server():
+    def trained(norm=None):
+        privacy = {} if norm is None else {"clipping": "fixed", "clipping_norm": norm}
+        small = federation("fedgma", privacy=privacy, freeze=True, sizes=(8, 8, 8))
+        sent = small.server.state.weights
+        small.server.round()
+        weights = small.server.state.weights
+        floats = [name for name, tensor in sent.items() if tensor.is_floating_point()]
+        return weights, distance(weights, sent, floats)
+
+    free, far = trained()
+    assert same(trained(1e6)[0], free)
+    assert trained(0.01)[1] < 0.0101 < far
 
 
 def test_running_statistics_are_refused_unless_frozen():

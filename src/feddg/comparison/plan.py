@@ -867,11 +867,13 @@ def table_cells(plan: Plan) -> list[Cell]:
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
     """Returns the values to try for a method: fields it has, and that its entry does not fix."""
-    settings = method_class(variant.method).Settings.model_fields
+    method = method_class(variant.method)
+    settings = method.Settings.model_fields
     return [
         [setting_point(name, value) for value in values]
         for name, values in _unsaid(tune.settings, variant.said).items()
         if not name.startswith("method.") or name.removeprefix("method.") in settings
+        if name != "train.lr" or not method.one_round
     ]
 
 

@@ -11,6 +11,7 @@ from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
+from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.experiment import load_experiment
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import ID_TEST, ID_VAL, SPLITS, TEST, AdaptationRow, SummaryFile
@@ -388,8 +389,8 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
 
 
 def metrics_section(run: Run) -> Section | None:
-    """Every metric of the page's model; None if only accuracies were written."""
-    names = run.table.metrics
+    """Every metric of the page's model but a decision's, which have a section; None if no other."""
+    names = [name for name in run.table.metrics if name not in OF_A_DECISION]
     if len(names) < 2:
         return None
     parts = list(_parts(run, list(AGGREGATE_WORDS)))

@@ -13,7 +13,10 @@ from feddg.settings import ExperimentSettings, TrainSettings
 from feddg.text import counted
 
 ONE_DOMAIN, NEVER_WEIGHTED = "one-domain-clients", "annealing-never-ends"
-DEAL_OUT = "Deal the domains out with --partition iid, or heterogeneous with --heterogeneity 1."
+DEAL_OUT = (
+    "It is for clients with several domains. Where all images are here, deal the domains out "
+    "(--partition iid, or heterogeneous with --heterogeneity 1); otherwise choose another method."
+)
 
 
 def unreached_weight(
