@@ -274,7 +274,6 @@ def test_an_edited_table_is_another_one(tmp_path, edit):
     assert "roles, clients or groups" in str(changed)
 
 
-
 def read_method(file: Path, factor: float) -> None:
     """Registers a method of a module that was just written or edited."""
     file.write_text(f"""
@@ -300,10 +299,10 @@ def test_the_code_of_a_method_of_ones_own_is_part_of_the_run(root, tmp_path, mon
     monkeypatch.setitem(sys.modules, "ours", None)
     data = {"source": "folder", "root": root, "image_size": 8}
     plan = {"methods": ["ours"], "base": SMALL | {"data": data}}
-    where = {"out": tmp_path / "runs", "cache": tmp_path / "cache"}
+    where = {"out": tmp_path / "runs", "cache": tmp_path / "cache", "report": False}
 
     def table(**more):
-        return compare(plan, **where, results=tmp_path / "results.csv", report=False, **more).frame()
+        return compare(plan, **where, results=tmp_path / "results.csv", **more).frame()
 
     read_method(tmp_path / "ours.py", 1)
     first = table()

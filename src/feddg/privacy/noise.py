@@ -155,7 +155,7 @@ class Clipping(_Charged):
 
     @property
     def breaks(self) -> dict[str, str]:  # type: ignore[override]
-        """The features of methods it does not work with; an own mean only if noise is added to it."""
+        """Features of methods it does not work with; an own mean only if noise is added to it."""
         at_server = self.noised and not self.at_clients
         return {t: why for t, why in self._BREAKS.items() if t != AGGREGATION or at_server}
 
