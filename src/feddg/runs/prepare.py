@@ -126,24 +126,25 @@ def named_files(experiment: Experiment) -> dict[str, str]:
     weights = experiment.model.weights
     named = {"data.split_file": experiment.data.split_file}
     named["model.weights"] = None if weights in (None, IMAGENET) else Path(str(weights))
-    code = _code_of(method_class(experiment.method.name))
+    method = method_class(experiment.method.name)
+    code = _code_of((*method.__mro__, *method.Settings.__mro__))
     own = {"method code": code} if code else {}
     return methods_files(experiment) | _of_files(named) | own
 
 
 @lru_cache(maxsize=64)  # as it was first seen: an edit during a run is not what runs
-def _code_of(method: type[Method]) -> str:
-    """Returns a hash of the code of a method's classes outside this package; empty if none.
+def _code_of(classes: tuple[type, ...]) -> str:
+    """Returns a hash of the code of classes outside this package; empty if there are none.
 
     Of a module all counts. Of a script or a notebook, which changes for other reasons, too, only
     the classes.
     """
     texts = dict[str, None]()
-    for part in (*method.__mro__, *method.Settings.__mro__):
-        name = part.__module__
+    for one in classes:
+        name = one.__module__
         if name.partition(".")[0] not in {"feddg", "pydantic", *sys.stdlib_module_names}:
             with suppress(OSError, TypeError, KeyError):  # typed into an interpreter
-                source = inspect.getsource(part if name == "__main__" else sys.modules[name])
+                source = inspect.getsource(one if name == "__main__" else sys.modules[name])
                 texts[source] = None
     content = hashlib.blake2b("".join(texts).encode(), digest_size=8)
     return content.hexdigest() if texts else ""
