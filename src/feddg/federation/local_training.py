@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.linalg import vector_norm
 
 from feddg.clients.client import Batch, Client, Prepared, RecordNoise, counted_forwards
 from feddg.clients.graphs import Turn
@@ -134,17 +135,27 @@ def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Te
     return gradients, losses
 
 
+_COLUMNS = 2**16
+"""Entries of a gradient that are summed at once: a network's of all images would need gigabytes."""
+
+
 def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
     """Returns the sum of the images' gradients, each clipped to ``norm``, in float64.
 
     A gradient that is not finite counts as zero.
     """
-    rows = torch.cat([g.detach().flatten(1).double() for g in gradients.values()], dim=1)
-    rows = torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
-    lengths = rows.norm(dim=1, keepdim=True)
-    total = (rows * (norm / lengths.clamp_min(norm))).sum(0)
-    parts = total.split([g[0].numel() for g in gradients.values()])
-    return {n: part.reshape(g.shape[1:]) for (n, g), part in zip(gradients.items(), parts)}
+    rows = [g.detach().flatten(1) for g in gradients.values()]
+    by_parameter = torch.stack([vector_norm(row, dim=1, dtype=torch.float64) for row in rows])
+    lengths = vector_norm(by_parameter, dim=0)[:, None]
+    finite = torch.isfinite(lengths)
+    factors = torch.where(finite, norm / lengths.clamp_min(norm), 0.0)
+
+    def total(row: Tensor) -> Tensor:
+        return torch.cat(
+            [(torch.where(finite, part, 0.0) * factors).sum(0) for part in row.split(_COLUMNS, 1)]
+        )
+
+    return {n: total(row).reshape(g.shape[1:]) for (n, g), row in zip(gradients.items(), rows)}
 
 
 def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
