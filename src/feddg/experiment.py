@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import yaml
 from pydantic import BaseModel, model_validator
+from pydantic_core import to_jsonable_python
 
 from feddg.data.data_set import (
     DATA_SETS,
@@ -159,7 +160,15 @@ class Experiment(ExperimentSettings):
             content.setdefault("data", {})["options"] = _changed(
                 definition.options(**self.data.all_options)
             )
-        text = json.dumps([SCHEMA, content], sort_keys=True, default=path_as)
+
+        def plain(value: object) -> object:
+            if isinstance(value, Path):
+                return path_as(value)
+            if isinstance(value, set | frozenset):
+                return sorted(value, key=repr)
+            return to_jsonable_python(value)
+
+        text = json.dumps([SCHEMA, content], sort_keys=True, default=plain)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
     @property
@@ -298,7 +307,7 @@ def expand(fields: Mapping[str, Any]) -> Fields:
     if isinstance(out.get("clients"), int):
         out["clients"] = {"number": out["clients"]}
     hold_out = out.get("hold_out")
-    if isinstance(hold_out, str | int | list | tuple):
+    if isinstance(hold_out, str | int | float | list | tuple):
         out["hold_out"] = {"test": hold_out, "val": ()}
     if isinstance(out.get("method"), dict):
         out["method"] = _choice(out["method"])

@@ -56,7 +56,7 @@ def _one_line(text: str) -> str:
 
 
 def _listed(value: object) -> object:
-    return [value] if isinstance(value, str | int) else () if value is None else value
+    return [value] if isinstance(value, str | int | float) else () if value is None else value
 
 
 OneLine = Annotated[str, AfterValidator(_one_line)]
@@ -356,7 +356,7 @@ class EvaluateSettings(Described):
     averages: Literal["last_round", "every", "never"] = "last_round"
     """when averaged weights (EMA, SWA) are evaluated beside the last ones; those that are the
     result always are, and with never no others are kept"""
-    decision: str | None = None
+    decision: Name | None = None
     """a class to decide about, against the rest: adds AUROC, average precision, sensitivity,
     specificity and predictive values, at a threshold chosen on in-domain validation"""
     specificity: Annotated[float, Field(gt=0, lt=1)] = 0.95

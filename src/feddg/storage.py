@@ -369,6 +369,22 @@ class _Loader(_Base):  # type: ignore[misc]
             seen |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
         return super().construct_mapping(node, deep)
 
+    def as_written(self, node: yaml.ScalarNode) -> object:
+        """Returns a value that would be written the same again, else its text.
+
+        A domain called 01, 1.10 or no is not 1, 1.1 or False; numbers are read from text, too.
+        """
+        kind = node.tag.rpartition(":")[2]
+        if kind == "timestamp":
+            return node.value
+        value = getattr(self, f"construct_yaml_{kind}")(node)
+        special = kind == "float" and set(node.value.lower()) & set("einf")
+        return value if special or str(value).lower() == node.value.lower() else node.value
+
+
+for _kind in ("int", "float", "bool", "timestamp"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.as_written)
+
 
 def read_fields_of(path: Path, what: str, fault: type[FeddgError]) -> dict[str, Any]:
     """Reads the fields of a YAML file; returns none for an empty file.

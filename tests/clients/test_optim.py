@@ -466,15 +466,35 @@ def awkward_loss(layers, images):
     return layers[2](twice).square().sum() + 0.1 * penalty
 
 
-def test_gradients_left_by_a_turn_that_failed_do_not_count():
-    layer = nn.Linear(2, 1)
-    layer(torch.ones(1, 2)).sum().backward()
-    optimizer, before = (
-        make_optimizer(layer, settings(KINDS[1])),
-        layer.weight.detach().clone(),
-    )
-    take_step(optimizer)
-    assert torch.equal(layer.weight, before)
+class Accumulating(Method):
+    """Takes a step of an optimizer of its own for every third batch; the fourth is left over."""
+
+    def optimizer(self, client):
+        """SGD of the classifier alone; the others' gradients enter the norm."""
+        return torch.optim.SGD(client.network.classifier.parameters(), 0.1)
+
+    def step(self, client, batch):
+        """Adds up, and cuts the length of all gradients."""
+        client.backward(self.loss(client, batch))
+        client.scratch["batches"] = client.scratch.get("batches", 0) + 1
+        if client.scratch["batches"] % 3 == 0:
+            nn.utils.clip_grad_norm_(client.network.parameters(), 0.1)
+            client.step()
+
+
+def test_no_gradient_is_left_for_the_next_step_or_client():
+    made = federation(Accumulating(), train=TrainSettings(batch_size=4, local_steps=7))
+    alone = federation(Accumulating(), train=TrainSettings(batch_size=4, local_steps=7))
+    sent = made.server.state.weights
+    train(made.client(0, received=sent), made.method)
+    assert all(p.grad is not None for p in made.network.parameters())
+    second = train(made.client(1, received=sent), made.method).keep().weights
+    assert same(second, train(alone.client(1, received=sent), alone.method).keep().weights)
+    client = alone.client(0, received=sent)
+    client.optimizer = alone.method.optimizer(client)
+    for batch in list(client.batches())[:3]:
+        alone.method.step(client, batch)
+    assert all(p.grad is None for p in alone.network.parameters())
 
 
 @kinds

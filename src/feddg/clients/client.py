@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.graphs import Graphs, Turn
-from feddg.clients.optim import in_round, rate_share, take_step
+from feddg.clients.optim import MemoryOrder, in_round, rate_share, take_step
 from feddg.clients.together import Parts, Together, whole
 from feddg.data.augment import (
     AugmentSettings,
@@ -641,6 +641,8 @@ class Client:
         """Takes an optimizer step with the present gradients, clears them, and counts the step."""
         assert self.optimizer is not None, _NO_OPTIMIZER
         take_step(self.optimizer, self.worker.train.gradient_clipping)
+        if not isinstance(self.optimizer, MemoryOrder):  # one of a method, perhaps of some layers
+            self.network.zero_grad()
         self.steps += 1
 
     def note(self, terms: dict[str, Tensor]) -> None:

@@ -9,8 +9,7 @@ A method says nothing of this; its steps are watched. Two steps of the same shap
 and two clients, must launch the same operations with the same numbers on the same tensors, read
 nothing of the host and draw nothing. Then a step is recorded, tried from the same state beside the
 ordinary step, and used if it does the same. Whatever else takes the ordinary step, as all do on a
-CPU. The pretended device (:mod:`feddg.testing.device`) has no graphs: there a replay calls the
-step that was recorded again, with that step's client, and what the buffer now holds.
+CPU. On the pretended device (:mod:`feddg.testing.device`) the operations of a step are recorded.
 """
 
 import logging
@@ -39,9 +38,10 @@ MOST_RECORDS, MOST_TRIES = 96, 3
 CLOSE = 1e-6
 """How far a replay may be from a step, relative to a tensor's length, if steps differ as well."""
 OF_THE_HOST = frozenset(
-    {"id", "round", "steps", "train", "examples", "training", "memory", "context", "received"}
-    | {"extras", "secrets", "views", "features", "stream", "numpy_stream", "lasting_stream"}
-    | {"cached", "batches", "plain_batches", "of_images", "kept_features", "frozen_features"}
+    {"id", "round", "steps", "forwards", "terms", "train", "examples", "training", "memory"}
+    | {"context", "received", "extras", "secrets", "views", "features"}
+    | {"stream", "numpy_stream", "lasting_stream", "cached", "batches", "plain_batches"}
+    | {"of_images", "kept_features", "frozen_features"}
 )
 """What a recorded step may not ask of its client: at the next one it would be something else."""
 MUCH = 10
@@ -144,6 +144,22 @@ def leaves_of(value: object) -> Iterator[Any]:
             yield from leaves_of(item)
     else:
         yield value
+
+
+def _numbers(value: object) -> Iterator[Any]:
+    """Yields numbers and words of the host, which a recorded step would keep as they were."""
+    return (leaf for leaf in leaves_of(value) if isinstance(leaf, (int, float, str, bool)))
+
+
+def _kept(value: object) -> object:
+    """Returns what shows that a step changed something of the host, or took something new."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, numpy.random.Generator):
+        return str(value.bit_generator.state)
+    if isinstance(value, random.Random):
+        return value.getstate()
+    return id(value), *_numbers([*getattr(value, "__dict__", {}).values()])
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
@@ -283,9 +299,12 @@ class Graphs:
         kinds: a number for each kind of turn.
         broken: whether a recording of this process has failed: then CUDA's allocator stays in it,
             and no other begins.
+        recorders: record a step on other devices than CUDA's, by their type, and return what does
+            it again.
     """
 
     broken: ClassVar[bool] = False
+    recorders: ClassVar[dict[str, Callable[[Callable[[], None]], Callable[[], None]]]] = {}
 
     def __init__(self) -> None:
         self.refused: dict[str, str] = {}
@@ -334,7 +353,7 @@ class Graphs:
     def recorded(self, step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         """Records a step, and returns what does it again."""
         if device.type != "cuda":
-            return step
+            return self.recorders[device.type](step)
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(
@@ -383,7 +402,9 @@ class Turn:
             if zeros:
                 torch._foreach_zero_(zeros)
         copy_all((into for into, _ in self._filled), (taken for _, taken in self._filled))
-        flags = (client.trains_heads_only, *(module.training for module in network.modules()))
+        own = (m for m in network.modules() if not type(m).__module__.startswith("torch."))
+        said = (value for module in own for value in _numbers([*vars(module).values()]))
+        flags = client.trains_heads_only, *(m.training for m in network.modules()), *said
         trained = tuple((_place(p), p.requires_grad) for p in self._state)
         key = (method, network, flags, trained, *self._layout)
         self.kind = self.graphs.kinds.setdefault(key, len(self.graphs.kinds))
@@ -435,7 +456,9 @@ class Turn:
         packed = Packed({n: t for n, t in named.items() if t.device.type == "cpu"})
         there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
         expected = tuple(source.expected for source in self.ahead)
-        record = graphs.record((self.kind, packed.layout, *there.items(), *expected))
+        record = graphs.record(
+            (self.kind, packed.layout, *there.items(), *expected, self._host_numbers())
+        )
         record.met += 1
         clients, rounds = record.known(first)
         # From two rounds and two clients; one that nobody joined is compared with itself alone.
@@ -586,8 +609,15 @@ class Turn:
         client.terms |= record.terms
         self.graphs.replayed += 1
 
+    def _host_numbers(self) -> tuple[object, ...]:
+        """Returns what the host has now: a method may write it between steps, a schedule in one."""
+        optimizer = self.client.optimizer
+        groups = optimizer.param_groups if optimizer is not None else []
+        said = [value for group in groups for name, value in group.items() if name != "params"]
+        return (*_numbers(self.client.scratch), *_numbers(said))
+
     def _scratch(self) -> list[object]:
-        return [id(leaf) for leaf in leaves_of(self.client.scratch)]
+        return [_kept(leaf) for leaf in leaves_of(self.client.scratch)]
 
     def _host(self) -> tuple[tuple[int, int], list[object]]:
         client = self.client

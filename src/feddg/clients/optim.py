@@ -217,12 +217,9 @@ def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Ten
 def make_optimizer(network: nn.Module, train: TrainSettings) -> MemoryOrder:
     """Returns the optimizer that ``train`` names, for the parameters that need a gradient.
 
-    All parameters are in one group, unless weight decay spares some of them. Gradients that are
-    left of a turn before are cleared.
+    All parameters are in one group, unless weight decay spares some of them.
     """
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.grad = None
     groups: list[Group] = [{"params": trained}]
     if train.decay != "all" and train.weight_decay:
         spared = {id(parameter) for parameter in norms_and_biases(network)}
@@ -252,13 +249,21 @@ _KEPT = "optimizer/"
 
 
 def kept_moments(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
-    """Returns copies of an optimizer's moments of a network's parameters, for client memory."""
-    moments = {
-        f"{_KEPT}{entry}/{name}": value
-        for name, parameter in network.named_parameters()
-        for entry, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
+    """Returns copies of an optimizer's moments of a network's parameters, for client memory.
+
+    Raises:
+        ClientError: one is a number, which would begin anew in every round.
+    """
+    moments = {}
+    for name, parameter in network.named_parameters():
+        for entry, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, (int, float)):
+                raise ClientError(
+                    f"train.keep_optimizer keeps tensors, and the optimizer's {entry!r} is a "
+                    "number: make it a tensor, or leave keep_optimizer out"
+                )
+            if isinstance(value, Tensor):
+                moments[f"{_KEPT}{entry}/{name}"] = value
     return copied(moments)
 
 

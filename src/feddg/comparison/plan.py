@@ -31,7 +31,7 @@ from feddg.experiment import NOT_IDENTITY, Experiment, chosen_preset, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import with_weights_at_hand
-from feddg.runs.prepare import cache_folder, deal, load_undecoded, own_split_holds_out
+from feddg.runs.prepare import OF_TRAINING, cache_folder, deal, load_undecoded, roles_of_own_split
 from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import (
     Fields,
@@ -820,9 +820,9 @@ def trials_of(plan: Plan) -> list[Cell]:
             )
     cells = expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None}))
     known: dict[str, Sequence[int] | None] = {}
-    unused: dict[str, bool] = {}
+    roles: dict[str, set[str]] = {}
     trials = [
-        _trial(cell, points, tune, known, unused)
+        _trial(cell, points, tune, known, roles)
         for cell in cells
         for points in itertools.product(*axes[cell.method])
         if points
@@ -882,7 +882,7 @@ def _trial(
     points: Sequence[Point],
     tune: Tune,
     known: dict[str, Sequence[int] | None],
-    unused: dict[str, bool],
+    roles: dict[str, set[str]],
 ) -> Cell:
     """Returns a cell with the tried values and without its held-out domains.
 
@@ -906,10 +906,15 @@ def _trial(
     own: Fields = {"hold_out": {"test": [], "val": []}, "data": {"leave_out": unseen}}
     own |= {} if rounds is None else {"train": {"rounds": rounds}}
     read = repr((data.source, data.root, data.options, data.leave_out))
-    if read not in unused:
-        unused[read] = own_split_holds_out(data)
-    if unused[read]:  # nor does the table's run use it, as hold_out is said
+    if read not in roles:
+        roles[read] = roles_of_own_split(data)
+    if roles[read] - OF_TRAINING:  # nor does the table's run use it, as hold_out is said
         own = merge(own, {"data": {"own_split": False}})
+    elif roles[read] and "id_val" not in roles[read] and data.own_split:
+        raise ExperimentError(
+            "tune: the data set's own split has no images for in-domain validation; mark some in "
+            "training domains as val, or let it be drawn (--set data.own_split=false)"
+        )
     experiment = Experiment(**merge(fields, own))
     if not experiment.data.id_val:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")

@@ -218,6 +218,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         local = _start(client, method)
         client.set_training()
         draw_dropout_from(client.network, client.stream("dropout"))
+        client.network.zero_grad()  # of the turn before
         method.begin(client)
         client.optimizer = method.optimizer(client)
         if client.train.keep_optimizer:
@@ -240,6 +241,10 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if strange:
         name, kind = strange[0]
         raise ClientError(f"client.memory[{name!r}] is of type {kind}, and must be a tensor")
+    if new := [(n, t) for n, t in client.memory.items() if t is not before.get(n)]:
+        live = {t.untyped_storage().data_ptr() for t in state.values()}  # the next client's, too
+        shared = {n: t for n, t in new if t.untyped_storage().data_ptr() in live}
+        client.memory.update(copied(shared))
     state = {n: tensor for n, tensor in state.items() if n not in client.network.frozen}
     if local >= state.keys():
         state = {}  # nothing is shared, so nothing leaves

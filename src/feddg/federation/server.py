@@ -126,7 +126,7 @@ class Refusals(RoundHook):
     """Reports refused updates in the ledger and the log."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        self._ledger, self.last = ledger, "none is there"
 
     def refused(self, refusal: Refusal, round: Round) -> None:
         """See :class:`RoundHook`."""
@@ -135,6 +135,7 @@ class Refusals(RoundHook):
     def say(self, refusal: Refusal, round: int, more: str = "") -> None:
         """Enters a refusal of a round; round 0 is the setup."""
         self._ledger.refusal(round, refusal.client, refusal.reason)
+        self.last = f"client {refusal.client}: {refusal.reason}"
         log.warning("round %d, client %d: %s%s", round, refusal.client, refusal.reason, more)
 
 
@@ -272,7 +273,8 @@ class Server:
         replies = arriving(replies, progress, "setup", len(ids))
         statistics = list(self.checked(replies, 0, "statistics"))
         if not statistics:
-            raise RunError("setup: no client could send its statistics; see the warnings above")
+            last = self._refusals.last
+            raise RunError(f"setup: no client could send its statistics; the last was {last}")
         self.state.context = self.method.aggregate_statistics(statistics) or Message()
         round.groups = self.method.groups(statistics)
 

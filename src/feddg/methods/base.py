@@ -2,8 +2,9 @@
 
 import inspect
 import logging
+import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -60,7 +61,7 @@ Presets = dict[str, Fields]
 class MethodSettings(Settings):
     """A method's hyper-parameters: the paper's defaults, with their source in the description."""
 
-    model_config = ConfigDict(validate_default=False)
+    model_config = ConfigDict(validate_default=False, populate_by_name=True)
 
 
 @dataclass
@@ -328,8 +329,17 @@ class Method:
         half-way. To use more of the updates than their mean, pass ``super()`` a generator that
         reads each update before it yields it (:func:`noting`).
         """
-        items = ((update.weights, self.share(state, update)) for update in updates)
-        state.weights = weighted_mean(items, state.weights)
+
+        def item(update: Update) -> tuple[Weights, float]:
+            share = self.share(state, update)
+            if not 0 < share < math.inf:
+                raise RunError(
+                    f"method {self.name}: the share of client {update.client} is {share:g}, and "
+                    "must be above 0"
+                )
+            return update.weights, share
+
+        state.weights = weighted_mean(map(item, updates), state.weights)
         return state
 
     def after_round(self, state: State, ask: Ask) -> State:
@@ -406,7 +416,7 @@ class Round:
         left_out: accuracy at clients of a model trained without them, if it was measured.
         forgotten: clients whose part is taken out of the model.
         groups: before round 1: how the method grouped the clients, if it did.
-        terms: mean of each loss term over the used updates, weighted by examples; with
+        terms: mean of each loss term over the used updates that have it, weighted by examples; with
             ``examples``, ``images``, ``forwards`` and ``training`` (seconds) it makes up the row.
     """
 
@@ -434,6 +444,7 @@ class Round:
 
     def __post_init__(self) -> None:
         self._began, self._before = time.perf_counter(), dict(self.bytes)
+        self._having = Counter[str]()  # the examples of the updates that have a term
 
     def add(self, update: Update) -> None:
         """Adds one used update to the means and counts."""
@@ -441,9 +452,9 @@ class Round:
         self.images += update.images
         self.forwards += update.forwards
         self.training += update.seconds
-        share = update.examples / self.examples
         for name, value in update.terms.items():
-            before = self.terms.get(name, value)
+            self._having[name] += update.examples
+            before, share = self.terms.get(name, value), update.examples / self._having[name]
             self.terms[name] = before + (value - before) * share
 
     @property

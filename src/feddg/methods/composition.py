@@ -130,7 +130,9 @@ def _silenced(parts: tuple[type[Method], ...]) -> str | None:
 def _calls_super(part: type[Method], hook: str) -> bool:
     member = getattr(part, hook)
     code = inspect.unwrap(getattr(member, "fget", member)).__code__
-    return "super" in code.co_names or "__class__" in code.co_freevars  # of a nested function, too
+    if "super" in code.co_names:
+        return hook in code.co_names
+    return "__class__" in code.co_freevars  # in a nested function
 
 
 def works_on_embeddings(method: type[Method]) -> bool:

@@ -214,13 +214,14 @@ def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
         named: files, folders, globs.
 
     Raises:
-        DataError: a name does not exist, is a run, or cannot be read; the first two are raised
-            before the first file.
+        DataError: a name does not exist, or matches nothing, is a run, or cannot be read; all but
+            the last are raised before the first file.
     """
     names = [Path(os.path.expanduser(name)) for name in named]
     for name in names:
-        if not name.exists() and not glob.has_magic(str(name)):
-            raise DataError(f"{name} does not exist; name images, folders or globs")
+        if not name.exists() and next(glob.iglob(str(name), recursive=True), None) is None:
+            kind = "matches nothing" if glob.has_magic(str(name)) else "does not exist"
+            raise DataError(f"{name} {kind}; name images, folders or globs ('[[]' is a bracket)")
         if is_run(name):  # the second of a glob of runs
             raise DataError(f"{name} is a run folder, not a folder of images; name one run")
     return chain.from_iterable(map(_found, names))

@@ -13,6 +13,7 @@ import numpy
 from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
+from feddg.methods.base import METHODS
 from feddg.models.backbones import FEATURES
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
 from feddg.runs.idle import NEVER_WEIGHTED, ONE_DOMAIN
@@ -456,17 +457,19 @@ def _signs_of_a_large_rate(run: Run) -> str:
         signs.append(f"it is {rate:g}, where the preset has {usual:g}")
     if loss is not None and not math.isfinite(loss):
         signs.append("the training loss is not finite")
-    elif loss is not None and loss > 1.2 * guessing and not _sums_its_loss(run):
+    elif loss is not None and loss > 1.2 * guessing and not _has_a_loss_of_its_own(run):
         # Worse than without training.
         signs.append(f"the training loss ended at {loss:.3g}, that of guessing is {guessing:.3g}")
     return " and ".join(signs)
 
 
-def _sums_its_loss(run: Run) -> bool:
-    """Whether a batch's loss is a sum over images, which no other batch's compares with."""
+def _has_a_loss_of_its_own(run: Run) -> bool:
+    """Whether a batch's loss may be weighted, or a sum over images: it compares with no other."""
     method = run.settings.get("method")
-    settings = method.get("settings") if isinstance(method, dict) else None
-    return (settings or {}).get("afl_over") == "domains"
+    fields = method if isinstance(method, dict) else {}
+    found = (METHODS.get(part) for part in str(fields.get("name")).split("+"))
+    ours = all(part is not None and part.__module__.startswith("feddg.") for part in found)
+    return not ours or (fields.get("settings") or {}).get("afl_over") == "domains"
 
 
 def about_rate(run: Run) -> Iterator[Diagnostic]:

@@ -584,17 +584,21 @@ def is_split(experiment: Experiment, table: ImageTable) -> bool:
     return data.own_split and not (named and _in_domain(table))
 
 
-def own_split_holds_out(data: DataSettings) -> bool:
-    """Whether the data set's own split holds domains out; False if the images are not here."""
+def roles_of_own_split(data: DataSettings) -> set[str]:
+    """Returns the roles in the data set's own split; none if it has none or is not here."""
     with suppress(FeddgError, OSError):
         table = load_source(data.source, data.root, **data.all_options).without(data.leave_out)
-        return table.split is not None and not _in_domain(table)
-    return False
+        return set() if table.split is None else {*table.split.tolist()}
+    return set()
+
+
+OF_TRAINING = {"train", "id_val", "id_test"}
+"""Roles in a split that holds no domain out."""
 
 
 def _in_domain(table: ImageTable) -> bool:
     """Whether there is an official split that holds no domain out."""
-    return table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
+    return table.split is not None and OF_TRAINING.issuperset(table.split)
 
 
 Prepare = Callable[[Experiment, Path, Progress], Federation]

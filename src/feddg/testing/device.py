@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from feddg.clients.graphs import ANSWERS, INDEXED, leaves_of
+from feddg.clients.graphs import ANSWERS, INDEXED, Graphs, leaves_of
 
 NAME = "pretended"
 aten = torch.ops.aten
@@ -227,6 +228,51 @@ def _count(operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Non
     elif operation is aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
         _waited("copy to the host")
 
+
+class _Tape(TorchDispatchMode):
+    """Notes operations with their tensors, and does them again, without a line of the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Notes one operation and carries it out."""
+        given = (
+            _changed(_as_now, [*args]),
+            {n: _changed(_as_now, v) for n, v in (kwargs or {}).items()},
+        )
+        result = operation(*args, **(kwargs or {}))
+        if not _gives_a_view(operation):  # a view has what its tensor has
+            self.notes.append((operation, *given, result))
+        return result
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Puts what the operations give now where it was."""
+        for operation, args, kwargs, before in self.notes:
+            now = operation(*args, **kwargs)
+            for old, new in zip(leaves_of([before]), leaves_of([now])):
+                if isinstance(old, Tensor) and old is not new and old.numel():
+                    _taken(old).detach().copy_(_taken(new))
+
+
+def _as_now(value: Any) -> Any:
+    """Returns a number of the host as it is now, which a recorded step keeps."""
+    return (
+        value.clone() if isinstance(value, Tensor) and not (_here(value) or value.dim()) else value
+    )
+
+
+def _recorded(step: Callable[[], None]) -> Callable[[], None]:
+    with _Tape() as tape:
+        step()
+    return tape.replay
+
+
+Graphs.recorders[NAME] = _recorded
 
 _libraries: list[torch.library.Library] = []
 

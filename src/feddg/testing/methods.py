@@ -187,12 +187,13 @@ class Watch(RoundHook):
     def _give(self, given: dict[str, Weights]) -> None:
         self._given |= {name: (tensors, copied(tensors)) for name, tensors in given.items()}
 
-    def start(self, state: State, labels: Weights) -> None:
-        """Begins a round of a state and of clients' labels."""
+    def start(self, state: State, labels: Weights, memories: dict[int, Weights]) -> None:
+        """Begins a round of a state, of clients' labels, and of what they remember."""
         context = {} if state.context is None else state.context.tensors
         self._given.clear()
         self._give({"state.weights": state.weights, "state.extras": state.extras})
         self._give({"client.context": context, "client.examples.labels": labels})
+        self._give({f"client {id}'s memory": dict(kept) for id, kept in memories.items()})
 
     def changed(self) -> str | None:
         """Returns what is not as it was given, or None."""
@@ -273,7 +274,7 @@ class _Small(Federation):
             self.server.setup()
         labels = {str(id): examples.labels for id, examples in enumerate(self.clients)}
         for _ in range(rounds):
-            self.watch.start(self.server.state, labels)
+            self.watch.start(self.server.state, labels, self.transport.memories)
             self.server.round()
         return self.server.state.weights
 
