@@ -1,11 +1,13 @@
 """Experiments: three spellings, presets, identity, errors."""
 
+import enum
 import hashlib
 import json
 import re
 
 import pytest
 import yaml
+from pydantic import Field
 
 from feddg.comparison.plan import setting_point
 from feddg.data.data_set import DATA_SETS
@@ -156,6 +158,7 @@ def test_files_that_are_no_experiment(tmp_path):
 def test_names_of_domains_may_be_numbers_and_are_never_lost():
     for said in (2019, [2019], {"test": 2019}, {"test": [2019], "val": None}, "2019"):
         assert Experiment(data="digits", hold_out=said).hold_out.test == ("2019",)
+    assert Experiment(data="digits", hold_out=1.5).hold_out.test == ("1.5",)
     for said in (False, {"test": False}, {"test": ["se", False]}):  # YAML's no
         with pytest.raises(ExperimentError, match=r"hold_out\.test"):
             Experiment(data="digits", hold_out=said)
@@ -342,6 +345,39 @@ def test_defaults_of_another_packages_settings_count(monkeypatch):
         return Experiment(data="digits", hold_out="sketch", method="mine")
 
     assert chosen(0.5).id == chosen(0.5).id != chosen(0.7).id
+
+
+class Colour(enum.Enum):
+    RED, BLUE = "red", "blue"
+
+
+class OfAnyType(FedAvg):
+    """A method of another package, whose settings are no plain numbers."""
+
+    name = "of-any-type"
+
+    class Settings(MethodSettings):
+        """An alias, an enumeration, a set."""
+
+        strength: float = Field(1.0, alias="lambda")
+        colour: Colour = Colour.RED
+        layers: frozenset[int] = frozenset()
+
+
+def test_settings_of_any_type_are_told_apart_and_are_the_same_in_every_process(monkeypatch):
+    monkeypatch.setitem(METHODS._found, OfAnyType.name, OfAnyType)
+
+    def chosen(**settings):
+        method = {"name": OfAnyType.name, "settings": settings}
+        return Experiment(data="digits", hold_out="sketch", method=method)
+
+    made = [chosen(), chosen(**{"lambda": 2}), chosen(colour="blue"), chosen(layers=[0, 8])]
+    assert len({one.id for one in made}) == len({one.portable_id for one in made}) == 4
+    for one in made:
+        assert Experiment(**one.model_dump(mode="json")).id == one.id
+    assert chosen(strength=2).id == made[1].id
+    other = chosen(layers=[8, 0])  # the same set, in another order, as texts are in each process
+    assert (other.id, other.portable_id) == (made[3].id, made[3].portable_id)
 
 
 def test_what_differs_from_its_default_makes_another_experiment(subtests):

@@ -13,7 +13,14 @@ from filelock import Timeout
 
 from feddg import storage
 from feddg.errors import RunError
-from feddg.storage import alone, append_text, private_folder, replace_file, replace_text
+from feddg.storage import (
+    alone,
+    append_text,
+    parse_fields,
+    private_folder,
+    replace_file,
+    replace_text,
+)
 
 try:
     import fcntl
@@ -126,3 +133,10 @@ def test_no_row_of_several_processes_is_lost(tmp_path):
     processes = [subprocess.Popen([*words, f"{number}\n"]) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
     assert sorted(file.read_text().split()) == ["0"] * 40 + ["1"] * 40 + ["2"] * 40
+
+
+def test_a_name_that_looks_like_something_else_is_read_as_it_is_written():
+    names = ["01", "010", "1.10", "1_0", "0x1F", "12:30", "2026-01-01", "no", "On", "+3"]
+    values = [1, -3, 0.5, 1.0, 1.0e-3, 1.5e3, float("inf"), True, False, None]
+    written = "1, -3, 0.5, 1.0, 1.0e-3, 1.5e+3, .inf, true, False, null"
+    assert parse_fields(f"a: [{', '.join(names)}]\nb: [{written}]") == {"a": names, "b": values}

@@ -112,6 +112,9 @@ class DataSettings(Described):
     """options of the data set itself, such as a table's column names; see docs/data_sets.md"""
     leave_out: Names = ()
     """domains to ignore, as if they were not there"""
+    left_out_late: Names = ()
+    """those of leave_out that count when in-domain images are drawn: a tuning trial draws as the
+    run that holds them out does, and opens none of their images"""
     own_split: bool = True
     """take in-domain validation and test images from the data set's own split, where it has one; if
     false, they are drawn at random (id_val, id_test)"""

@@ -195,7 +195,7 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
     ),
     "PyTorch": (lambda client, batch: 0 * float(torch.rand(())), "global generator"),
     "Python": (lambda client, batch: 0 * random.random(), "global generator"),
-    "its own": (lambda client, batch: client.scratch["numbers"].random(), "then"),
+    "its own": (lambda client, batch: client.scratch["numbers"].random(), "client.scratch"),
     "what it notes": (noted, "client.scratch"),
 }
 
@@ -241,6 +241,52 @@ def test_a_tensor_of_a_round_that_no_scratch_shows_is_found(device: str) -> None
 
     recorded, expected = both(Hidden(), device, 6)
     assert "own turn" in recorded.worker.graphs.refused["hidden"]
+    assert same(recorded.server.state.weights, expected)
+
+
+class Coins(Method):
+    """Draws between steps, and keeps on the host what steps look at."""
+
+    name = "coins"
+
+    def begin(self, client: Client) -> None:
+        """The network is told, too."""
+        client.network.late = client.round > 3
+        client.scratch["coins"] = client.numpy_stream("coins")
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Throws one."""
+        client.scratch["heads"] = bool(client.scratch["coins"].random() < 0.2)
+        return super().draws(client, positions, labels)
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """Looks at it."""
+        terms = super().loss(client, batch)
+        if client.scratch["heads"] or client.network.late:
+            terms["penalty"] = 0.1 * client.network.classifier.weight.square().sum()
+        return terms
+
+
+def test_what_the_host_holds_between_steps_makes_another_step(device: str) -> None:
+    recorded, expected = both(Coins(), device, 9)
+    assert recorded.worker.graphs.replayed > 0
+    assert same(recorded.server.state.weights, expected)
+
+
+class PlainSGD(Method):
+    """An optimizer whose rate is a number of the host."""
+
+    name = "plain-sgd"
+
+    def optimizer(self, client: Client) -> torch.optim.Optimizer:
+        """SGD."""
+        return torch.optim.SGD(client.network.parameters(), client.train.lr)
+
+
+def test_the_rate_of_an_optimizer_of_ones_own_is_that_of_the_round(device: str) -> None:
+    schedule = {"schedule": "step", "schedule_steps": (0.5,), "schedule_final": 0.0}
+    recorded, expected = both(PlainSGD(), device, 8, train=schedule)
+    assert recorded.worker.graphs.replayed > 0
     assert same(recorded.server.state.weights, expected)
 
 

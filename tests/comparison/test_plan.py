@@ -322,7 +322,7 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
             "two columns are called 'ink, 0.00",
         ),
         ({"hold_out": [["ink", "chalk"], "ink+chalk"]}, r"two columns are called 'ink\+chalk'"),
-        ({"hold_out": [{"test": 20.15}]}, "hold_out: test: Input should be"),
+        ({"hold_out": [{"test": {"of": "ink"}}]}, "hold_out: test: Input should be"),
     ],
 )
 def test_what_would_be_lost_or_look_alike_is_refused(fields, fault):

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import shutil
-from collections import Counter
 
 import pytest
 import yaml
@@ -25,7 +24,7 @@ from feddg.report.page import write_comparison
 from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuning_table
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_rows, read_run
-from image_folders import make_folder
+from image_folders import make_folder, noise
 from published_trees import hospital, write_table
 
 RATES = (0.003, 1e-5)
@@ -244,17 +243,45 @@ def test_trials_are_split_as_the_tables_run_is_whatever_split_the_data_set_has(
     base = {"data": data, "model": {"backbone": "cnn", "weights": None}}
     tune = {"settings": {"train.lr": [0.1]}}
     asked = load_plan({"base": base, "methods": "fedavg", "hold_out": [held], "tune": tune})
+    assert_split_alike(asked)
+
+
+def assert_split_alike(asked):
+    """A trial trains and validates on the very images that the table's run does."""
     splits = []
     for cell in (*expand_plan(asked), *trials_of(asked)):
         images = load_images(cell.experiment, None, lambda *_: None)
-        names = [images.table.domain_names[id] for id in images.table.domains]
-        splits.append(
-            [
-                Counter(names[row] for row in getattr(images.splits, role))
-                for role in ("train", "id_val", "id_test")
-            ]
-        )
+        rows = [getattr(images.splits, role) for role in ("train", "id_val", "id_test")]
+        splits.append([[images.table.paths[row] for row in of_role] for of_role in rows])
     assert splits[0] == splits[1]
+    return splits[0]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_a_trial_chooses_by_is_no_test_of_the_tables_run(tmp_path, grouped):
+    """Whatever is in the held-out domain, and wherever its name stands."""
+    root = make_folder(tmp_path / "images", ("b", "c"), ("x", "y"), 23)
+    (root / "a/y").mkdir(parents=True)
+    for number in range(7):
+        noise(1000 + number).save(root / f"a/y/{number}.png")
+    (root / "b/x/99.png").write_bytes(b"no image")
+    data = {"source": "folder", "root": str(root), "image_size": 8, "id_val": 0.3, "id_test": 0.2}
+    data |= {"group_by": r"(?P<group>\d)\."} if grouped else {}
+    base = {"data": data, "model": {"backbone": "cnn", "weights": None}, "clients": 2}
+    tune = {"settings": {"train.lr": [0.1]}}
+    asked = {"base": base, "methods": "fedavg", "hold_out": ["a"], "tune": tune}
+    assert all(assert_split_alike(load_plan(asked)))
+    data["leave_out"] = ["c"]
+    assert_split_alike(load_plan(asked))
+
+
+def test_an_own_split_without_validation_is_said_before_the_first_trial(tmp_path):
+    rows = [[*row[:4], "train" if row[4] == "val" else row[4]] for row in hospital(tmp_path)]
+    data = {"source": "table", "root": str(write_table(tmp_path / "t.csv", rows)), "id_val": 0.3}
+    tune = {"settings": {"train.lr": [0.1]}}
+    asked = {"base": {"data": data}, "methods": "fedavg", "hold_out": ["north"], "tune": tune}
+    with pytest.raises(ExperimentError, match=r"no images for in-domain validation; .*own_split"):
+        trials_of(load_plan(asked))
 
 
 def test_without_tune_there_are_no_trials_and_the_cells_are_those_of_before():

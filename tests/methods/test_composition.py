@@ -128,6 +128,23 @@ def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
         build_method("ccst+jigen", {"jigsaw_weigth": 1})
 
 
+class Calm(Method):
+    """Its loss does not reach the next part's, though it asks for something else of it."""
+
+    name = "calm"
+
+    def loss(self, client, batch):
+        """Of small embeddings."""
+        embeddings = client.embeddings(batch)
+        terms = super().head_loss(client, batch, embeddings)
+        return terms | {"calm": 0.01 * embeddings.square().mean()}
+
+
+def test_a_part_that_silences_another_through_a_different_hook_is_refused():
+    with pytest.raises(ExperimentError, match="calm replaces 'loss', so randconv's would never"):
+        compose((Calm, method_class("randconv")))
+
+
 def test_impossible_names_are_refused_with_the_reason(subtests):
     for name, reason in [
         ("ccst+pardon", "each exchange styles and stylize images; choose one"),

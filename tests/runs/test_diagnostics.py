@@ -566,6 +566,8 @@ def test_a_loss_that_is_a_sum_over_images_is_no_sign_of_a_large_rate(tmp_path):
     assert [one.code for one in about_rate(run)] == [TOO_LARGE]
     run.settings["method"] = {"name": "afl", "settings": {"afl_over": "domains"}}
     assert not [*about_rate(run)]
+    run.settings["method"] = {"name": "mixstyle+mine", "settings": {}}  # it may weigh the loss
+    assert not [*about_rate(run)]
 
 
 def test_the_presets_rate_is_for_its_optimizer_alone(tmp_path):

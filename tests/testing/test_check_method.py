@@ -202,6 +202,12 @@ class RemembersNumbers(Plain):
         client.memory["rounds"] = client.round
 
 
+class MemoryChanged(Plain):
+    def begin(self, client):
+        super().begin(client)
+        client.memory.setdefault("rounds", torch.zeros(())).add_(1)
+
+
 class Crashes(Plain):
     def aggregate(self, state, updates):
         state.extras["mean"] = next(iter(updates)).extras.tensors["mean"]
@@ -246,6 +252,7 @@ FAULTS = {
     Unseeded: (TWICE, "a second run differs", None),
     OnlyOnTheCPU: ("a device has the same bits", "differs", None),
     RemembersNumbers: (DECLARED, "client.memory['rounds']", None),
+    MemoryChanged: (SENT, "memory['rounds'] is changed", None),
     Crashes: (DECLARED, "KeyError", 'extras.tensors["mean"]'),
     NeedsEveryClass: (ODD, "shape '[3]'", "torch.bincount"),
 }

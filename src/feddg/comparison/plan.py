@@ -902,8 +902,9 @@ def _trial(
     if rounds is None and cell.budgets and not cell.has_one_round:
         rounds = _rounds_for(cell.budgets[-1], Experiment(**fields), known)
     data = cell.experiment.data
-    unseen = [*data.leave_out, *hold_out.test, *hold_out.val]
-    own: Fields = {"hold_out": {"test": [], "val": []}, "data": {"leave_out": unseen}}
+    held_out = [*hold_out.test, *hold_out.val]
+    late = {"leave_out": [*data.leave_out, *held_out], "left_out_late": held_out}
+    own: Fields = {"hold_out": {"test": [], "val": []}, "data": late}
     own |= {} if rounds is None else {"train": {"rounds": rounds}}
     read = repr((data.source, data.root, data.options, data.leave_out))
     if read not in roles:

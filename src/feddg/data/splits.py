@@ -57,9 +57,9 @@ def hold_out(
 
     ``id_val`` and ``id_test`` of each training domain's images are set aside, in proportion to its
     classes (largest remainders); the last image of a class in a domain always trains. The choice of
-    images does not depend on the held-out domains. Copies of an image in one class and domain all
-    get the role of the first. Images that the table holds back (``ImageTable.held_back``) are the
-    in-domain test, and alone measure in held-out domains.
+    images does not depend on which domains are held out. Copies of an image in one class and domain
+    all get the role of the first. Images that the table holds back (``ImageTable.held_back``) are
+    the in-domain test, and alone measure in held-out domains.
 
     Args:
         table: all images.
@@ -76,11 +76,8 @@ def hold_out(
             is left to train on.
     """
     check_shares(id_val, id_test)
-    if own is None:
-        roles = _in_domain_roles(table, id_val, id_test, seed)
-        _keep_copies_together(roles, table, contents)
-    else:
-        roles = own.astype("<U7")
+    roles = in_domain_roles(table, id_val, id_test, seed, contents) if own is None else own
+    roles = roles.astype("<U7")  # a copy
     new = table.held_back
     if new is not None:
         roles[roles == "id_test"] = "train"
@@ -125,8 +122,13 @@ def from_roles(roles: np.ndarray) -> Splits:
     return Splits(**rows)
 
 
-def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int) -> np.ndarray:
-    """Returns train, id_val or id_test for every row, as if no domain were held out."""
+def in_domain_roles(
+    table: ImageTable, id_val: float, id_test: float, seed: int, contents: Sequence[str] = ()
+) -> np.ndarray:
+    """Returns train, id_val or id_test for every row, as if no domain were held out.
+
+    See :func:`hold_out`.
+    """
     random = numpy_stream(seed, "split")
     counts = table.counts()
     val = _spread(counts * id_val, np.maximum(counts - 1, 0), random)
@@ -141,6 +143,7 @@ def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int
     roles = np.full(len(table), "train", dtype="<U7")
     roles[shuffled[place < last_test]] = "id_test"
     roles[shuffled[place < last_val]] = "id_val"
+    _keep_copies_together(roles, table, contents)
     return roles
 
 

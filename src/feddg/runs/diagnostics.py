@@ -184,7 +184,8 @@ def about_accuracy(
         table: all numbers of the run.
         round_: the round whose accuracy is shown; None gives no warnings.
         split: the split of the accuracy.
-        weights: the weights of the accuracy; whether it rises is judged from the last weights.
+        weights: the weights of the accuracy; whether it rises is judged from the last weights, on
+            in-domain validation if there is one, since a held-out domain must choose nothing.
         trains: whether the method trains; one in closed form has no learning rate.
     """
     numbers, of_last = table.where(weights=weights), table.where(weights=LAST)
@@ -194,8 +195,13 @@ def about_accuracy(
     worse = list(_untrained(of_last, result, split, trains))
     if worse:  # it has its own advice: more of what made it worse is none, even where it recovers
         return gravest_first([*_majority(result), *worse, *_unsteady(numbers, result, split)])
-    change = "train longer or with another learning rate"
-    majority = _majority(result, f"{change if trains else 'try other pretrained weights'}, and ")
+    inside = split_accuracy(numbers.where(round=round_), ID_VAL, table)
+    change = "train longer or with another learning rate, and "
+    if split != ID_VAL and inside is not None and not any(_majority(inside)):
+        change = f"in-domain it is right for {inside.accuracy.share:.1%}, so "
+    elif not trains:
+        change = "try other pretrained weights, and "
+    majority = _majority(result, change)
     rising = [*_rising(of_last, result, split)] or _unsteady(numbers, result, split)
     # Averages may be measured in the last round alone.
     falls = _falls(numbers if len(numbers.rounds) > 1 else of_last)
@@ -244,7 +250,8 @@ def _untrained(
 
 def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
-    steps = _end_steps(table.curve(split))
+    inside = table.curve(ID_VAL)
+    steps = _end_steps(inside or table.curve(split))
     if result.round != table.round or not steps:
         return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
@@ -257,8 +264,8 @@ def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[D
     rounds = table.rounds[-1] - table.rounds[-1 - len(steps)]
     yield note(
         STILL_RISING,
-        f"Accuracy was still rising when the run stopped: by {100 * rise:.1f} points over the last "
-        f"{rounds} rounds.",
+        f"{'In-domain validation' if inside else 'Accuracy'} was still rising when the run "
+        f"stopped: by {100 * rise:.1f} points over the last {rounds} rounds.",
         "Train longer.",
     )
 

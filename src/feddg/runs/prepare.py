@@ -64,7 +64,14 @@ from feddg.data.partition import (
 )
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
-from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
+from feddg.data.splits import (
+    ROLES,
+    Splits,
+    check_shares,
+    from_roles,
+    hold_out,
+    in_domain_roles,
+)
 from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warn, warning
 from feddg.errors import ExperimentError, FeddgError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation
@@ -528,30 +535,39 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         if DATA_SETS.find(data.source).domains:
             raise ExperimentError(f"name the domain that nobody trains on: {ask}")
         warn("nothing-held-out", _NOT_NEW, f"To know that: {ask}.")
-    in_domain, copies = _in_domain(table), _copies(table, loaded, data)
+    in_domain = _in_domain(table)
     if table.split is not None and data.own_split and not in_domain:
         warn(
             "own-split-unused",
             "The data set's own split holds domains out; it is not used, as hold_out names "
             f"{first_names(held_out)}.",
         )
-    roles = None
     if in_domain and data.own_split:
         _unused_shares(data, "the data set's own split")
         roles = table.split
-    elif (units := units_of(table, copies)) is not None:
+    else:
         check_shares(data.id_val, data.id_test)
-        roles = roles_of_units(table, units, data.id_val, data.id_test, experiment.seed)
-    return hold_out(
-        table,
-        list(unseen.test),
-        list(unseen.val),
-        id_val=data.id_val,
-        id_test=data.id_test,
-        seed=experiment.seed,
-        own=roles,
-        contents=copies,
-    )
+        roles = _drawn_roles(experiment, table, loaded)
+    return hold_out(table, list(unseen.test), list(unseen.val), seed=experiment.seed, own=roles)
+
+
+def _drawn_roles(experiment: Experiment, table: ImageTable, loaded: Loaded) -> numpy.ndarray:
+    """Returns the in-domain role of each row, by groups if there are any."""
+    data, copies = experiment.data, _copies(table, loaded, experiment.data)
+    whole, here = table, numpy.ones(len(table), bool)
+    if data.left_out_late and data.tile is None:  # tiles are known of opened images alone
+        kept = [name for name in data.leave_out if name not in data.left_out_late]
+        listed = load_images_of(data.model_copy(update={"leave_out": tuple(kept)}))
+        bad = {image.path for image in loaded.bad}
+        whole = listed.take([row for row, path in enumerate(listed.paths) if path not in bad])
+        late = [whole.domain_id(name) for name in data.left_out_late]
+        here = ~numpy.isin(whole.domains, late)
+        known = iter(copies)
+        copies = [next(known) if mine else "" for mine in here] if copies else ()
+    shares = data.id_val, data.id_test, experiment.seed
+    if (units := units_of(whole, copies)) is not None:
+        return roles_of_units(whole, units, *shares)[here]
+    return in_domain_roles(whole, *shares, copies)[here]
 
 
 def _unused_shares(data: DataSettings, by: str) -> None:
