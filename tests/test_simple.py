@@ -453,6 +453,26 @@ def test_draws_that_the_seed_does_not_reach_are_told(caplog):
         assert ("no two runs are alike" in caplog.text) == inside
 
 
+def test_state_that_is_not_sent_is_told(caplog):
+    class Centred(nn.Module):
+        def __init__(self, persistent):
+            super().__init__()
+            self.head = nn.Linear(192, 2)
+            self.register_buffer("center", torch.zeros(192), persistent=persistent)
+
+        def forward(self, images):
+            flat = images.flatten(1)
+            if self.training:
+                self.center.lerp_(flat.detach().mean(0), 0.1)
+            return self.head(flat - self.center)
+
+    site = [(torch.rand(3, 8, 8), n % 2) for n in range(4)]
+    for persistent in (False, True):
+        caplog.clear()
+        feddg.Federation([site], Centred(persistent))
+        assert ("center' of the network changes in training" in caplog.text) != persistent
+
+
 @pytest.mark.parametrize("calls", [(8,), (6, 2), (1,) * 8])
 def test_a_mean_of_the_last_rounds_holds_no_earlier_ones(calls):
     site = [(torch.rand(3, 8, 8), n % 2) for n in range(4)]

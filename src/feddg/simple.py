@@ -506,8 +506,10 @@ def _check_head(model: str, network: Network, train: TrainSettings, task: Task) 
 
 
 def _draws_by_itself(network: Network, images: numpy.ndarray) -> None:
-    """Warns if the network draws random numbers in training that no seed decides."""
+    """Warns if the network draws in training what no seed decides, or keeps what is not sent."""
     probe = copy.deepcopy(network).train()
+    saved = probe.state_dict()
+    unsaved = {n: (b, b.clone()) for n, b in probe.named_buffers() if n not in saved}
     draw_dropout_from(probe, torch.Generator())
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
@@ -519,6 +521,14 @@ def _draws_by_itself(network: Network, images: numpy.ndarray) -> None:
                 "The network draws from PyTorch's own generator in training, which the seed does "
                 "not reach: no two runs are alike.",
                 "Use layers (nn.Dropout) in place of functions.",
+            )
+    for name, (now, before) in unsaved.items():
+        if not torch.equal(now, before):
+            warn(
+                "state-of-its-own",
+                f"Buffer {name!r} of the network changes in training and is not in its state_dict: "
+                "clients of a process share it, so numbers depend on how many there are.",
+                "Register it with persistent=True.",
             )
 
 

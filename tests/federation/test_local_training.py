@@ -17,7 +17,7 @@ from torch import nn
 import feddg
 from feddg.api import resume, run
 from feddg.clients.client import Client, RecordNoise
-from feddg.errors import ExperimentError
+from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation import local_training
 from feddg.federation.federation import build
@@ -393,3 +393,40 @@ def _crossed(message):
 
 def test_numbers_in_16_bits_keep_the_rules_over_every_transport():
     check_method(Halves, [messages_are_declared, a_network_changes_nothing])
+
+
+class Keeps(Method):
+    """A client remembers its classifier as it is, and has an Adam that counts in Python."""
+
+    class Counting(torch.optim.SGD):
+        """Counts its steps."""
+
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    state = self.state[parameter]
+                    state["step"] = state.get("step", 0) + 1
+
+    name = "keeps"
+
+    def optimizer(self, client):
+        return self.Counting(client.network.parameters(), 0.1)
+
+    def report(self, client):
+        client.memory["head"] = client.network.classifier.weight.detach()
+        return super().report(client)
+
+
+def test_what_a_client_remembers_of_the_network_is_a_copy():
+    small = federation(Keeps(), sizes=(8, 6))
+    small.server.round()
+    first, second = (small.transport.memories[id]["head"] for id in (0, 1))
+    assert first.data_ptr() != second.data_ptr()
+    assert not torch.equal(first, second)
+
+
+def test_an_optimizer_that_counts_in_python_cannot_be_kept():
+    small = federation(Keeps(), train=TrainSettings(rounds=2, batch_size=4, keep_optimizer=True))
+    with pytest.raises(ClientError, match="optimizer's 'step' is a number: make it a tensor"):
+        train(small.client(0, received=small.server.state.weights), small.method)

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from feddg import Experiment, run
-from feddg.errors import ExperimentError
-from feddg.methods.base import Method, State, has_global_model, methods
+from feddg.errors import ExperimentError, RunError
+from feddg.messages import Message, Update
+from feddg.methods.base import Method, Round, State, has_global_model, methods
 from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
 from feddg.runs.folder import kept_weights
@@ -178,3 +179,43 @@ def test_a_third_party_method_needs_no_edit_of_feddg(
     )
     parameters = [name for name in start if "running" not in name and "num_batches" not in name]
     assert all(torch.equal(weights[name], start[name]) for name in parameters)
+
+
+def test_the_mean_of_a_term_is_over_the_clients_that_have_it():
+    round = Round(1, [0, 1, 2, 3], State({}))
+    for client, examples, terms in [
+        (0, 12, {"all": 1.0, "own": 0.0}),
+        (1, 30, {"all": 2.0}),
+        (2, 12, {"all": 3.0, "own": 1.0}),
+        (3, 6, {"all": 4.0, "own": 4.0}),
+    ]:
+        round.add(Update(client, examples, {}, terms=terms))
+    assert round.terms["own"] == pytest.approx((0 * 12 + 1 * 12 + 4 * 6) / 30)
+    assert round.terms["all"] == pytest.approx((12 + 60 + 36 + 24) / 60)
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf, 0.0, -1.0])
+def test_a_share_that_is_none_ends_the_run_and_names_the_method(share):
+    class Odd(Method):
+        name = "odd"
+
+        def share(self, state, update):
+            return share if update.client == 1 else 1.0
+
+    small = federation(Odd())
+    with pytest.raises(RunError, match=f"method odd: the share of client 1 is {share:g}, and must"):
+        small.run()
+
+
+def test_a_setup_that_fails_says_why():
+    class Undeclared(Method):
+        name = "undeclared"
+        setup = True
+
+        def client_statistics(self, client):
+            return Message({"mean": torch.zeros(3)})
+
+    with pytest.raises(
+        RunError, match=r"no client could send .*client 2: statistics refused: .*mean"
+    ):
+        federation(Undeclared()).server.setup()

@@ -43,8 +43,12 @@ def test_what_is_named_is_found(images, tmp_path):
     assert list(image_files([files[3], files[1]])) == [files[3], files[1]]
     with pytest.raises(DataError, match="nowhere does not exist"):
         image_files(["nowhere"])
+    (tmp_path / "a [1]").mkdir()
     with pytest.raises(DataError, match="there is no image in"):
-        count_files([tmp_path / "*.png"])
+        count_files([tmp_path / "a [1]"])
+    for nothing in (tmp_path / "*.png", tmp_path / "a [1]/*"):
+        with pytest.raises(DataError, match="matches nothing"):
+            image_files([files[0], nothing])
 
 
 @pytest.fixture(scope="module")

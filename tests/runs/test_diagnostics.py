@@ -613,3 +613,21 @@ def test_a_site_far_below_the_others_when_it_is_left_out_is_named(left_out, name
     found = list(about_sites(run))
     assert [one.code for one in found] == [SITE_FAR_BELOW] * len(named)
     assert all(f"'lab {id}'" in one.text for id, one in zip(named, found))
+
+
+def test_in_domain_validation_decides_whether_training_was_too_short():
+    """Whoever trains longer because a held-out domain says so has chosen by it."""
+
+    def both(inside, outside):
+        rows = []
+        for round_, (own, held_out) in enumerate(zip(inside, outside, strict=True)):
+            rows += row(round_, [[round(500 * held_out), 500], [500, round(500 * held_out)]])
+            level = round(500 * own)
+            counts = [[level, 500 - level], [500 - level, level]]
+            told = row(round_, counts)
+            rows += [number.model_copy(update={"split": ID_VAL}) for number in told]
+        return table_of(rows)
+
+    rising, level = [0.5, 0.6, 0.65, 0.7, 0.75], [0.7, 0.71, 0.7, 0.71, 0.7]
+    assert STILL_RISING in codes(both(rising, level))
+    assert STILL_RISING not in codes(both(level, rising))

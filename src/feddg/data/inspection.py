@@ -34,6 +34,7 @@ from feddg.data.images import (
     IMAGE_SUFFIXES,
     REMEDIES,
     ImageTable,
+    composed,
     is_dicom,
     open_image,
     plain_name,
@@ -423,8 +424,7 @@ def ignored_files(table: ImageTable, left_out: Sequence[str] = ()) -> dict[str, 
         elif kind in IMAGE_SUFFIXES:
             deeper = path.count("/") - _LEVELS
             kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
-            domain = path.partition("/")[0]
-            if domain in left_out:
+            if composed(path.partition("/")[0]) in map(composed, left_out):
                 continue
         elif re.fullmatch(r"\.\d+|without a suffix", kind) and is_dicom(table.root / path):
             kind = UNNAMED_DICOM

@@ -36,7 +36,7 @@ from feddg.data.groups import (
     roles_of_units,
     units_of,
 )
-from feddg.data.images import ImageTable
+from feddg.data.images import ImageTable, composed
 from feddg.data.inspection import (
     WEAKENS,
     Survey,
@@ -790,9 +790,9 @@ def decision_of(evaluate: EvaluateSettings, class_names: Sequence[str]) -> Decis
     Raises:
         ExperimentError: there is no such class.
     """
-    name = evaluate.decision
-    if name is None:
+    if evaluate.decision is None:
         return None
+    name = composed(evaluate.decision)
     if name not in class_names:
         raise ExperimentError(
             f"evaluate.decision: no class is called {name!r}{nearest(name, class_names)}; "
