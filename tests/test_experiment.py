@@ -315,7 +315,7 @@ def test_a_changed_default_raises_the_schema():
     }
     text = json.dumps(defaults, sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    assert (SCHEMA, digest) == (1, "1e1d569c9f57d013"), (
+    assert (SCHEMA, digest) == (1, "6227ab13dcde262c"), (
         "a default changed: raise SCHEMA and write down the new digest (the digest alone where "
         "fields were only added, or taken out, and experiments mean what they meant)"
     )

@@ -18,7 +18,7 @@ ENDS = {
     "nothing": (["predict", "{run}", "empty", "--out", "x.csv"], "no image in empty"),
     "no images": (["predict", "{run}", "texts", "--out", "x.csv"], "no image in texts"),
     "nowhere": (["predict", "{run}", "absent", "--out", "x.csv"], "absent does not exist"),
-    "no glob": (["predict", "{run}", "abs*nt", "--out", "x.csv"], "no image in abs*nt"),
+    "no glob": (["predict", "{run}", "abs*nt", "--out", "x.csv"], "abs*nt matches nothing"),
     "below a file": (["predict", "{run}", "new", "--out", "file/x.csv"], "cannot write file/x.csv"),
     "another ending": (["predict", "{run}", "new", "--out", "x.txt"], "must end in one of .csv"),
     "no such rule": (["predict", "{run}", "new", "--out", "x.csv", "--which", "bset"], "'bset'"),

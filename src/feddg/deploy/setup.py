@@ -182,7 +182,7 @@ def write_app(
         ExperimentError: a name, the address or the folder cannot be used.
     """
     if not sites:
-        raise ExperimentError("no site trains: name those that do (--site NAME)")
+        raise ExperimentError("name at least one site that trains: --site NAME")
     everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     experiment = load_experiment(experiment, deployment_fields(sites))
