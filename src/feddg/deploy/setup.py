@@ -267,8 +267,8 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
     bad = next((site for site in sites if not re.fullmatch(SITE_NAME, site)), None)
     if bad is not None:
         raise ExperimentError(f"site {bad!r}: use only letters, digits, - and _")
-    if not sites or len(set(sites)) < len(sites):
-        raise ExperimentError("name at least one site, each once: --site hospital-a --site ...")
+    if len(set(sites)) < len(sites):
+        raise ExperimentError("name each site once: --site hospital-a --site ...")
     match = re.fullmatch(r"([A-Za-z0-9.-]+):([0-9]+)", address)
     if match is None or not 0 < int(match[2]) < 65536:
         raise ExperimentError(f"address {address!r}: write HOST:PORT, for example fl.org:8000")
