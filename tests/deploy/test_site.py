@@ -235,7 +235,7 @@ def test_names_that_do_not_work_are_refused(subtests, tmp_path_factory):
     for sites, address, words in [
         (["a b"], "h:1", "letters, digits"),
         ([], "h:1", "at least one site"),
-        (["a", "a"], "h:1", "each once"),
+        (["a", "a"], "h:1", "each site once"),
         (["a"], "host", "HOST:PORT"),
         (["a"], "h';rm:1", "HOST:PORT"),
         (["a"], "host:70000", "HOST:PORT"),
