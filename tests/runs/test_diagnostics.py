@@ -286,10 +286,13 @@ def test_rounds_that_gained_nothing_over_the_closed_form_are_named(tmp_path, end
 LOSSES = (3, 2.9, 2.0, 1.9, 1.0, 0.9)
 
 
-def causes(folder, weights="imagenet", images=1000, losses=LOSSES, backbone="resnet18"):
+def causes(folder, weights="imagenet", images=1000, losses=LOSSES, backbone="resnet18", inside=0.4):
     """Why a run of three classes with this loss by round learned nothing."""
     maker = FolderMaker(folder, rounds=len(losses), planned=len(losses))
     run = read_run(maker.write())
+    counts = np.array([[1000 * inside, 1000 * (1 - inside)], [1000 * (1 - inside), 1000 * inside]])
+    own = row(maker.rounds, counts.astype(int))
+    vars(run)["result"] = table_of([r.model_copy(update={"split": ID_VAL}) for r in own])
     rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.rounds, losses)]
     vars(run)["rounds"] = rounds
     run.settings["model"] |= {"weights": weights, "backbone": backbone}
@@ -314,6 +317,9 @@ def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
     ]
     assert causes(tmp_path / "d", images=12, losses=level) == [("too few images", ()), small]
     assert causes(tmp_path / "f", None, losses=level, backbone="features") == [small]
+    unlike = causes(tmp_path / "g", inside=0.9)
+    assert unlike[0] == ("a held-out domain unlike the others, or with other labels", ())
+    assert unlike[1:] == [("too few rounds", ("--rounds", "24")), small]
     rising = causes(tmp_path / "e", losses=(1.0, 1.0, 1.0, 2.0, 2.0, 2.0))
     assert rising == [("too high a learning rate", ("--lr", "1e-05"))]
 
@@ -321,7 +327,8 @@ def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
 def test_of_losses_that_nobody_sent_nothing_is_said(tmp_path):
     run = read_run(FolderMaker(tmp_path / "run", rounds=6, planned=6).write())
     vars(run)["rounds"] = [row.model_copy(update={"terms": {}}) for row in run.rounds]
-    assert causes_of_failure(run)[0].text == "too few rounds (only 6 rounds)"
+    texts = [cause.text for cause in causes_of_failure(run)]
+    assert "too few rounds (only 6 rounds)" in texts
 
 
 class Fallen(FolderMaker):
@@ -628,6 +635,10 @@ def test_in_domain_validation_decides_whether_training_was_too_short():
             rows += [number.model_copy(update={"split": ID_VAL}) for number in told]
         return table_of(rows)
 
+    (majority,) = [m for m in about_accuracy(both([0.5, 0.8], [0.5, 0.5]), 1) if m.code == MAJORITY]
+    assert majority.advice.startswith(
+        "Its labels mean nothing: in-domain it is right for 80.0%, so"
+    )
     rising, level = [0.5, 0.6, 0.65, 0.7, 0.75], [0.7, 0.71, 0.7, 0.71, 0.7]
     assert STILL_RISING in codes(both(rising, level))
     assert STILL_RISING not in codes(both(level, rising))

@@ -505,6 +505,10 @@ def causes_of_failure(run: Run) -> list[Cause]:
     lacks_weights = not model.get("weights") and backbone != FEATURES
     losses = [math.fsum(row.terms.values()) for row in run.rounds if row.terms]
     causes = []
+    inside = split_accuracy(run.result, ID_VAL, run.table)
+    if inside is not None and inside.accuracy.low > (1 + (inside.constant or 0)) / 2:
+        known = f"in-domain the model is right for {inside.accuracy.share:.1%}"
+        causes.append(Cause("a held-out domain unlike the others, or with other labels", known, ()))
     if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
         known = "the training loss was still falling after" if len(losses) > 2 else "only"
         evidence = f"{known} {counted(rounds, 'round')}"
