@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -245,9 +246,11 @@ def test_a_crash_ends_all_that_srun_started(killed, cache, tmp_path):
         assert line, "it has ended"
     tasks[killed].kill()
     said = [task.communicate(timeout=60) for task in tasks]
-    assert tasks[1 - killed].returncode == 1
-    assert said[1] == ("", "")
-    if killed == 1:
+    if killed == 0:  # PyTorch sometimes aborts a process whose store is gone
+        assert tasks[1].returncode in (1, -signal.SIGABRT)
+    else:
+        assert tasks[0].returncode == 1
+        assert said[1] == ("", "")
         (line,) = [line for line in said[0][1].splitlines() if line.startswith("error")]
         assert "cannot be reached" in line
         assert "the same command or call goes on" in line
