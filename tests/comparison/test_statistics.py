@@ -209,6 +209,16 @@ def test_a_row_without_a_p_value_is_no_comparison():
     assert margins({"apart": (one, {("b", 0): 0.1})}, ITSELF) == {}
 
 
+def test_a_tie_is_a_comparison():
+    """A method that is nowhere apart was looked at, too, and one image would give it a p."""
+    tie = dict.fromkeys([(name, 0) for name in "abcd"], 0.5)
+    rows = table_of(0.01, 0.03) | {"tie": (tie, dict(tie))}
+    found = margins(rows, ITSELF)
+    assert [found[f"row {n}"].p for n in (0, 1)] == pytest.approx([0.03, 0.06])
+    assert found["tie"].p is None
+    assert {one.comparisons for one in found.values()} == {3}
+
+
 # Simulations: the published spreads. A method's true lead varies between domains by some ten
 # points, and a domain's by five from seed to seed, in which pairs of a domain are not independent.
 
@@ -322,11 +332,11 @@ def test_a_true_difference_as_large_as_the_detectable_one_is_claimed_half_the_ti
 
 
 def test_the_detectable_difference_by_hand():
-    """Of the margins in a table that have an interval, here two: t at 0.9875, 6.2053 of 2."""
+    """Of three margins in a table, though one has no interval: t at 1 - .05 / 6, 7.6488 of 2."""
     equal = {(name, 0): 0.5 for name in "abc"}
     rows = table_of(0.3, 0.6) | {"equal": (equal, dict.fromkeys(equal, 0.0))}
     found = margins(rows, ITSELF)
-    assert found["row 0"].detectable == pytest.approx(6.2053 * 0.1 / math.sqrt(3), rel=1e-4)
+    assert found["row 0"].detectable == pytest.approx(7.6488 * 0.1 / math.sqrt(3), rel=1e-4)
     assert found["equal"].detectable is None
 
 

@@ -526,6 +526,17 @@ def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(pla
     ]
 
 
+def test_as_long_as_a_column_is_not_measured_nothing_is_averaged_over_the_others(plain):
+    whole, _ = plain
+    first, *_ = whole.columns
+    rows = [row for row in whole.rows if whole.column(row) == first]
+    part = replace(whole, rows=rows, planned=whole.rows)
+    for cells in texts(accuracy_table(part, FINAL)).values():
+        assert MISSING not in cells[0]
+        assert {*cells[1:]} == {MISSING}
+    assert not any(MISSING in cells for cells in texts(accuracy_table(whole, FINAL)).values())
+
+
 def test_an_untitled_comparison_names_methods_data_and_domain(folder_maker):
     folders = [
         folder_maker(f"{method}{seed}", method=method, seed=seed).write()

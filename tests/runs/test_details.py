@@ -107,6 +107,21 @@ def test_intervals_of_average_precision_hold_the_truth(each):
     assert held / cases == pytest.approx(0.94, abs=0.05)
 
 
+def test_the_interval_of_nearly_perfect_ranks_is_not_too_narrow():
+    random, held, cases = np.random.default_rng(7), 0, 60
+
+    def draw(positives, negatives):
+        positive = np.arange(positives + negatives) < positives
+        return positive, 3.2 * positive + random.normal(size=len(positive))
+
+    truth = average_precision_score(*draw(200_000, 300_000))
+    for _ in range(cases):
+        found = average_precision_interval(*draw(40, 60))
+        held += found.low <= truth <= found.high
+        assert found.high > found.share or found.share == 1
+    assert held / cases > 0.9
+
+
 def test_the_interval_of_a_rare_class_ranked_at_chance_has_a_width():
     random, held, cases = np.random.default_rng(6), 0, 30
 

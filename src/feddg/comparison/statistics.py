@@ -236,12 +236,18 @@ def margins(
         if (margin := paired_margin(*both, domains, collections)) is not None
     }
     pair = {name: frozenset(map(id, pairs[name])) for name in uncorrected}
-    known = {pair[name]: margin.p for name, margin in uncorrected.items() if margin.p is not None}
-    corrected = dict(zip(known, holm([*known.values()])))
-    return {
-        name: replace(margin, p=corrected.get(pair[name]), comparisons=max(1, len(known)))
+    known = {  # equal differences have no p of their own, and were compared all the same
+        pair[name]: 1.0 if margin.p is None else margin.p
         for name, margin in uncorrected.items()
+        if margin.domains.count >= LEAST
     }
+    corrected = dict(zip(known, holm([*known.values()])))
+
+    def together(name: str, margin: Margin) -> Margin:
+        p = None if margin.p is None else corrected[pair[name]]
+        return replace(margin, p=p, comparisons=max(1, len(known)))
+
+    return {name: together(name, margin) for name, margin in uncorrected.items()}
 
 
 def leads(

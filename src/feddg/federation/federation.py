@@ -395,7 +395,8 @@ def build_worker(
 ) -> Worker:
     """Puts a network on its device and returns a worker for clients; see :class:`Federation`."""
     device = choose_device(settings.device)
-    precision = choose_precision(settings.precision, device)
+    exact = settings.model.backbone == FEATURES
+    precision = choose_precision(settings.precision, device, exact=exact)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if device.type == "cpu":
         keep_memory()

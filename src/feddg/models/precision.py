@@ -48,8 +48,14 @@ def multiplies_tiles() -> bool:
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
-def choose_precision(name: str, device: torch.device) -> str:
+def choose_precision(name: str, device: torch.device, *, exact: bool = False) -> str:
     """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 if that is faster.
+
+    Args:
+        name: ``auto`` or one of them.
+        device: where it is computed.
+        exact: whether numbers lose their meaning in the eight bits of a bfloat16, such as features
+            that are a year or a pressure; ``auto`` is float32 then.
 
     Raises:
         ExperimentError: it is neither.
@@ -57,7 +63,7 @@ def choose_precision(name: str, device: torch.device) -> str:
     if name not in ("auto", "float32", "bfloat16"):
         raise ExperimentError(f"precision {name!r}: choose auto, float32 or bfloat16")
     if name == "auto":
-        return "bfloat16" if has_fast_bfloat16(device) else "float32"
+        return "bfloat16" if has_fast_bfloat16(device) and not exact else "float32"
     return name
 
 

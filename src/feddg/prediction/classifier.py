@@ -126,7 +126,8 @@ class RunClassifier(ImageClassifier):
         self._own = trained.predictor()
         self._model = self._own if adapt is None else trained.predictor(adapt)
         self.device = next(self._own.parameters()).device
-        self.precision = choose_precision(precision, self.device)
+        exact = description.features is not None
+        self.precision = choose_precision(precision, self.device, exact=exact)
 
     @property
     def keeps_state(self) -> bool:

@@ -133,8 +133,13 @@ def _budget_section(results: Results) -> Section | None:
 
 def _decision_table(results: Results, base: str) -> Table | None:
     """Returns the decision's metrics on held-out domains, with paired differences to one method."""
-    values = {name: results.values(results.default_rule, name) for name in OF_A_DECISION}
-    measured = {name: tables.mean_percents(methods) for name, methods in values.items() if methods}
+    rule = results.default_rule
+    values = {name: results.values(rule, name) for name in OF_A_DECISION}
+    measured = {
+        name: tables.mean_percents(results, methods, rule)
+        for name, methods in values.items()
+        if methods
+    }
     if not measured:
         return None
     margins = {
@@ -158,7 +163,7 @@ def _metrics_table(results: Results) -> Table | None:
         return None
     methods, aggregates, rule = results.methods, AGGREGATE_WORDS, results.default_rule
     means = {
-        (name, over): tables.mean_percents(results.values(rule, name, over=over))
+        (name, over): tables.mean_percents(results, results.values(rule, name, over=over), rule)
         for name in names
         for over in aggregates
     }

@@ -148,7 +148,7 @@ def accuracy_table(
     )
     for metric, heading, below in () if brief else beside:
         if means := results.values(rule, metric, split):
-            columns.append((Column(heading, below), mean_percents(means)))
+            columns.append((Column(heading, below), mean_percents(results, means, rule, split)))
     caption = sentence(
         "accuracy_caption",
         split=split_heading(split).lower(),
@@ -166,9 +166,16 @@ def accuracy_table(
     return by_method(methods, columns, caption, named)
 
 
-def mean_percents(shares: Mapping[str, Accuracies]) -> dict[str, Cell | str]:
-    """The mean of each method's shares over the columns that any method has, in percent."""
+def mean_percents(
+    results: Results, shares: Mapping[str, Accuracies], rule: SelectionRule, split: str = TEST
+) -> dict[str, Cell | str]:
+    """The mean of each method's shares over the columns that any method has, in percent.
+
+    As long as a column is not measured there is none, as there is none of accuracies.
+    """
+    measured = {column for own in results.values(rule, split=split).values() for column, _ in own}
     columns = list(dict.fromkeys(column for own in shares.values() for column, _ in own))
+    columns += [column for column in results.columns if column not in measured]
     means = {method: average_over_columns(own, columns) for method, own in shares.items()}
     return {method: percent(one.mean if one else None) for method, one in means.items()}
 

@@ -155,7 +155,8 @@ def average_precision_interval(
 
     The interval is that of the logit, with its standard deviation over resamples of whole groups
     (500, always the same). Where all are ranked rightly, or one group has the class, it is Wilson's
-    for the number of groups with the class; below ``FEW_GROUPS`` of them it is at least that.
+    for the number of groups with the class; below ``FEW_GROUPS`` of them, or where nearly all are
+    ranked rightly, it is at least that.
 
     Args:
         positive: ``(n,)`` bool.
@@ -180,7 +181,7 @@ def average_precision_interval(
     reach = student(math.inf, LEVEL) * float(logits.std(ddof=1)) if len(logits) > 1 else math.inf
     middle = _logit(value, least)
     low, high = _expit(middle - reach), _expit(middle + reach)
-    if with_class < FEW_GROUPS:  # resamples of few groups are too alike
+    if with_class < FEW_GROUPS or value >= 1 - 1 / with_class:  # resamples are too alike
         low, high = min(low, known.low), max(high, known.high)
     return ShareInterval(value, min(value, low), max(value, high))
 

@@ -20,6 +20,8 @@ from feddg.diagnostics import silent
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.base import methods
+from feddg.models import precision
+from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import save_model
 from feddg.prediction.model import load_model
 from feddg.runs.beforehand import preview
@@ -152,6 +154,48 @@ def test_bfloat16_becomes_float32(table):
     assert (torch.from_numpy(found) == halves.float()).all()
 
 
+def test_a_pressure_and_a_year_are_not_rounded_away(tmp_path, monkeypatch):
+    """Where bfloat16 is fast it is the default; in eight bits all these rows would be one."""
+    monkeypatch.setattr(precision, "has_fast_bfloat16", lambda device: True)
+    random = numpy.random.default_rng(0)
+    well = random.random(400) < 0.5
+    shift = numpy.where(well, 1.0, -1.0)[:, None] + random.normal(size=(400, 2)) / 2
+    frame = pandas.DataFrame(
+        numpy.array([101_325, 2015]) + shift * [150, 3], columns=["Pa", "year"]
+    )
+    frame = frame.assign(label=numpy.where(well, "well", "ill"), domain=[*"abcd"] * 100)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    where = {"out": tmp_path, "cache": tmp_path / "cache", "report": False}
+    data = {"source": "features", "root": tmp_path / "t.csv"}
+    done = feddg.run(data=data, method="ridge", hold_out="a", clients=3, **where)
+    assert done.environment["precision"] == "float32"
+    assert done.accuracy > 0.9
+    assert RunClassifier(done.folder, precision="auto").precision == "float32"
+
+
+def test_whole_numbers_that_float32_does_not_have_are_named(tmp_path, caplog):
+    frame = frame_of().assign(when=1_700_000_001 + numpy.arange(90), small=numpy.arange(90))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    load_source("features", tmp_path / "t.csv")
+    (line,) = [line for line in caplog.messages if "rounds them" in line]
+    assert "in when:" in line
+
+
+def test_tensors_of_other_kinds_and_shapes(tmp_path):
+    file, rows = tmp_path / "t.safetensors", torch.arange(90)
+    whole = {"label": rows[:, None] % 3, "domain": rows % 3, "features": torch.rand(90, 4)}
+    save_tensors(whole | {"features": whole["features"].to(torch.float8_e4m3fn)}, file)
+    found = load_source("features", file)
+    assert found.class_names == ("0", "1", "2")
+    assert (
+        torch.from_numpy(found.images) == whole["features"].to(torch.float8_e4m3fn).float()
+    ).all()
+    for odd in ({"label": torch.rand(90, 2)}, {"more": torch.tensor(1.0)}):
+        save_tensors(whole | odd, file)
+        with pytest.raises(DataError, match=f"the column '{next(iter(odd))}' is .*: expected"):
+            load_source("features", file)
+
+
 @pytest.mark.parametrize("kind", ["Float32", "Int64"])
 def test_a_missing_number_of_parquet_is_named(table, kind):
     pytest.importorskip("pyarrow")
@@ -227,7 +271,7 @@ def test_lists_of_two_lengths_and_of_text_are_refused(table):
     frame = frame_of()[["label", "domain"]]
     for lists, words in (
         ([[1.0, 2.0]] * 89 + [[1.0]], "row 90 .* 1 features as e, the first row 2"),
-        ([["a", "b"]] * 90, "row 1"),
+        ([["a", "b"]] * 90, "column 'e', which holds no numbers"),
     ):
         frame.assign(e=lists).to_parquet("lists.parquet")
         with pytest.raises(DataError, match=words):

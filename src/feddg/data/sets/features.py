@@ -16,6 +16,7 @@ from feddg.data.data_set import checked_options, define
 from feddg.data.images import ImageTable, is_printable
 from feddg.data.published import needs_root
 from feddg.data.sets.table_of_images import ColumnOptions, images_of_columns
+from feddg.diagnostics import warn
 from feddg.errors import DataError, first_names, nearest, need
 from feddg.settings import DataSettings
 from feddg.storage import file_faults, is_file
@@ -54,6 +55,14 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
             )
     texts = _texts(frame, file, options)
     names, features = _features(frame, file, options)
+    whole = [name for name in names if frame[name].dtype.kind in "iu"]
+    if large := [name for name in whole if (frame[name].abs() > 2**24).any()]:
+        warn(
+            "features-rounded",
+            f"{file.name} has whole numbers above {2**24:,} in {first_names(large)}: features are "
+            "float32, which rounds them.",
+            "Subtract what all have in common, or take numbers out that only name something.",
+        )
     rows = range(1, len(frame) + 1)
     return images_of_columns(
         texts,
@@ -139,18 +148,23 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
         elif ending in PARQUET:
             frame = pandas.read_parquet(file)
         else:
+            known = (torch.float16, torch.float32, torch.float64)  # NumPy knows no others
             tensors = {
-                name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-                for name, tensor in load_file(file).items()  # NumPy knows no bfloat16
+                name: (t.float() if t.is_floating_point() and t.dtype not in known else t).numpy()
+                for name, t in load_file(file).items()
             }
             alone = len(tensors.keys() - set(options.columns.values())) == 1
             columns: dict[str, object] = {}
             for name, tensor in tensors.items():
-                if tensor.ndim > 2:
+                one = name in options.columns.values()
+                if not 1 <= tensor.ndim <= 2 or (one and tensor[:1].size > 1):
+                    expected = "(n,)" if one else "(n,) or (n, d)"
                     raise DataError(
-                        f"{file}: the column {name!r} is {tensor.shape}: expected (n,) or (n, d)."
+                        f"{file}: the column {name!r} is {tensor.shape}: expected {expected}."
                     )
-                if tensor.ndim < 2:
+                if one:
+                    columns[name] = tensor.ravel()
+                elif tensor.ndim < 2:
                     columns[name] = tensor
                 elif alone:  # a column of lists, as in Parquet
                     columns[name] = list(tensor)
@@ -203,6 +217,8 @@ def _features(
         odd = [row for row, one in enumerate(lists) if one.shape != lists[0].shape or one.ndim != 1]
         if odd or not np.issubdtype(np.result_type(*lists), np.number):
             row = odd[0] if odd else 0
+            if lists[row].shape == lists[0].shape:
+                raise DataError(f"{file} has the column {rest[0]!r}, which holds no numbers.")
             raise DataError(
                 f"row {row + 1} of {file.name} has {lists[row].size} features as {rest[0]}, the "
                 f"first row {lists[0].size}; every row needs a list of as many numbers."
