@@ -236,10 +236,10 @@ def margins(
         if (margin := paired_margin(*both, domains, collections)) is not None
     }
     pair = {name: frozenset(map(id, pairs[name])) for name in uncorrected}
-    known = {  # equal differences have no p of their own, and were compared all the same
+    known = {  # a tie everywhere has no p of its own, and was compared all the same
         pair[name]: 1.0 if margin.p is None else margin.p
         for name, margin in uncorrected.items()
-        if margin.domains.count >= LEAST
+        if margin.p is not None or (margin.domains.count >= LEAST and abs(margin.mean) <= NO_SPREAD)
     }
     corrected = dict(zip(known, holm([*known.values()])))
 

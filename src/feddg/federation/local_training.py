@@ -218,9 +218,9 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         local = _start(client, method)
         client.set_training()
         draw_dropout_from(client.network, client.stream("dropout"))
-        client.network.zero_grad()  # of the turn before
         method.begin(client)
         client.optimizer = method.optimizer(client)
+        client.network.zero_grad()  # of a turn before that failed, or of what begins this one
         if client.train.keep_optimizer:
             take_up(client.optimizer, client.network, client.memory)
         with client.worker.autocast():

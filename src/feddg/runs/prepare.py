@@ -560,8 +560,8 @@ def _drawn_roles(experiment: Experiment, table: ImageTable, loaded: Loaded) -> n
         listed = load_images_of(data.model_copy(update={"leave_out": tuple(kept)}))
         bad = {image.path for image in loaded.bad}
         whole = listed.take([row for row, path in enumerate(listed.paths) if path not in bad])
-        late = [whole.domain_id(name) for name in data.left_out_late]
-        here = ~numpy.isin(whole.domains, late)
+        late = {*data.leave_out} - {*kept}
+        here = ~numpy.isin(whole.domains, [whole.domain_id(name) for name in sorted(late)])
         known = iter(copies)
         copies = [next(known) if mine else "" for mine in here] if copies else ()
     shares = data.id_val, data.id_test, experiment.seed
