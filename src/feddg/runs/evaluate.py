@@ -56,7 +56,8 @@ class Evaluate(RoundHook):
         if wise_ft == "auto" and (evaluation is None or ID_VAL not in evaluation.splits):
             raise ExperimentError(
                 "server.wise_ft: auto chooses on in-domain validation images, and there are none "
-                "here; set data.id_val above 0, or choose a share such as 0.5"
+                "here; set data.id_val above 0 (a data set's own split needs val rows, or "
+                "data.own_split: false), or choose a share such as 0.5"
             )
         self._estimates: list[EstimateRow] = []
         self.outputs: list[Outputs] = []

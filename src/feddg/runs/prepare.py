@@ -746,7 +746,8 @@ def build_evaluation(
     if decision is not None and not len(images.splits.id_val):
         raise ExperimentError(
             "evaluate.decision chooses its threshold on in-domain validation images, and there are "
-            "none here; set data.id_val above 0, and so high that a whole group of images fits"
+            "none here; set data.id_val above 0, and so high that a whole group of images fits (a "
+            "data set's own split needs val rows, or data.own_split: false)"
         )
     splits = {name: part for name, part in rows.items() if len(part)}
     return evaluation_of(images.table, images.pixels, splits, experiment, worker, decision)
