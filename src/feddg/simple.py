@@ -527,7 +527,7 @@ def _draws_by_itself(network: Network, images: numpy.ndarray) -> None:
             warn(
                 "state-of-its-own",
                 f"Buffer {name!r} of the network changes in training and is not in its state_dict: "
-                "clients of a process share it, so numbers depend on how many there are.",
+                "all clients of a worker share it, so results depend on the number of workers.",
                 "Register it with persistent=True.",
             )
 

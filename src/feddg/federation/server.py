@@ -126,7 +126,7 @@ class Refusals(RoundHook):
     """Reports refused updates in the ledger and the log."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger, self.last = ledger, "none is there"
+        self._ledger, self.last = ledger, "none answered"
 
     def refused(self, refusal: Refusal, round: Round) -> None:
         """See :class:`RoundHook`."""
@@ -273,8 +273,7 @@ class Server:
         replies = arriving(replies, progress, "setup", len(ids))
         statistics = list(self.checked(replies, 0, "statistics"))
         if not statistics:
-            last = self._refusals.last
-            raise RunError(f"setup: no client could send its statistics; the last was {last}")
+            raise RunError(f"setup: no client could send its statistics ({self._refusals.last})")
         self.state.context = self.method.aggregate_statistics(statistics) or Message()
         round.groups = self.method.groups(statistics)
 
