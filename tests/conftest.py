@@ -14,8 +14,7 @@ import numpy
 import pytest
 from filelock import FileLock
 
-from feddg import storage
-from feddg.data import decoded, published
+from feddg.data import decoded
 from feddg.data.data_set import DATA_SETS
 from feddg.data.pixels import PixelStore
 from feddg.methods.base import METHODS
@@ -152,16 +151,10 @@ def unsynced() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def drawn_once(among_workers: Path) -> Iterator[None]:
-    """Digits are drawn once, whatever a test's own cache folder is: it takes two seconds.
-
-    They are made smaller once, too, which took a quarter of a small run.
-    """
+def made_smaller_once() -> Iterator[None]:
+    """Digits are made smaller once: that takes a quarter of a small run."""
     smaller: dict[tuple[str, int, str], numpy.ndarray] = {}
     rendered = decoded._rendered
-
-    def kept(file: Path, draw: Callable[[], numpy.ndarray]) -> numpy.ndarray:
-        return storage.kept_array(among_workers / CACHE / file.name, draw)
 
     def rendered_once(images: numpy.ndarray, size: int, resize: decoded.Resize) -> PixelStore:
         if images.ndim == 4 and images.shape[1:3] != (size, size):
@@ -173,7 +166,6 @@ def drawn_once(among_workers: Path) -> Iterator[None]:
         return rendered(images, size, resize)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(published, "kept_array", kept)
         patch.setattr(decoded, "_rendered", rendered_once)
         yield
 

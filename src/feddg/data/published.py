@@ -4,7 +4,6 @@ import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,11 +30,9 @@ from feddg.storage import (
     cache_folder,
     file_faults,
     hash_of,
-    kept_array,
     private_folder,
     read_text,
     replace_text,
-    stamp,
 )
 
 METADATA = "metadata.csv"
@@ -274,31 +271,6 @@ def read_metadata(
         )
     file = next(folder / name for name in files if (folder / name).is_file())
     return read_columns(file, wanted, optional)
-
-
-Drawn = tuple[np.ndarray, np.ndarray]
-"""Images, ``(n, height, width)`` grey or ``(n, height, width, 3)``, uint8; and label and domain of
-each, ``(n, 2)`` int64.
-"""
-
-
-def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Drawn:
-    """Returns the result of ``draw`` for some files, from the cache if nothing has changed.
-
-    Args:
-        files: the source files; another size or time means another content.
-        how: what is drawn, with a version number.
-        draw: computes the result.
-
-    Raises:
-        DataError: a file does not exist, or ``draw`` fails.
-    """
-    once = cache(draw)
-    stamps = [[str(file.resolve()), *(stamp(file) or ())] for file in files]
-    key = hash_of([how, stamps])
-    images = kept_array(cache_folder() / f"drawn-{key}-images.npy", lambda: once()[0])
-    records = kept_array(cache_folder() / f"drawn-{key}-facts.npy", lambda: once()[1])
-    return images, records
 
 
 def taken_images(

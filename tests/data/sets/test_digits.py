@@ -27,13 +27,6 @@ def test_rotated_mnist_turns_each_digit_by_one_angle(tmp_path: Path, packed: boo
     assert 0 < len(found & set(turned)) <= 40
 
 
-def test_rotated_mnist_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = trees.mnist(tmp_path / "images")
-    first = load_source("rotated_mnist", root)
-    monkeypatch.setattr("feddg.data.sets.digits.turned_digits", None)  # not called again
-    assert (load_source("rotated_mnist", root).images == first.images).all()
-
-
 @pytest.mark.parametrize("damage", ["cut", "labels for images", "gone"])
 def test_mnist_files_that_are_none(tmp_path: Path, damage: str) -> None:
     folder = trees.mnist(tmp_path, packed=False) / "MNIST/raw"

@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits, load_sample_image
+from sklearn.datasets import load_digits
 from sklearn.linear_model import RidgeClassifier
 from torch import nn
 
-from feddg.data.digit_drawing import read_photograph, read_scans, render_digits
 from feddg.data.images import ImageTable
 from feddg.data.sets.digits import draw_digits
 
@@ -20,15 +19,6 @@ def table() -> ImageTable:
 def pixels(table: ImageTable, domain: int) -> np.ndarray:
     assert table.images is not None
     return table.images[table.domains == domain].astype(float) / 255
-
-
-def test_scans_and_photographs_are_those_that_scikit_learn_loads() -> None:
-    scans, labels = read_scans()
-    expected, digits = load_digits(return_X_y=True)
-    np.testing.assert_array_equal(scans.reshape(len(scans), -1), expected)
-    np.testing.assert_array_equal(labels, digits)
-    for name in ("china.jpg", "flower.jpg"):
-        np.testing.assert_array_equal(read_photograph(name), load_sample_image(name))
 
 
 def test_every_scan_is_dealt_to_one_domain_and_classes_are_even(table: ImageTable) -> None:
@@ -50,14 +40,6 @@ def test_images_paths_and_order(table: ImageTable) -> None:
         assert path.startswith(f"{table.domain_names[domain]}/{label}/")
     assert list(table.paths) == sorted(table.paths, key=lambda p: p.rsplit("/")[-1])
     assert len(np.unique(table.images.reshape(1797, -1), axis=0)) == 1797
-
-
-def test_drawing_again_gives_the_same_images(table: ImageTable) -> None:
-    images, facts = render_digits()
-    assert table.images is not None
-    assert (images == table.images).all()
-    assert (facts[:, 0] == table.labels).all()
-    assert (facts[:, 1] == table.domains).all()
 
 
 def test_a_caller_may_write_on_its_own_copy(table: ImageTable) -> None:
