@@ -486,7 +486,6 @@ def test_a_few_labels_that_are_all_right_do_not_make_sure():
     without = Estimate(0.7, 0.4, 1.0)
     chances = right_chances(numpy.full(500, 0.7), 0.7)
     found = with_labels(without, chances, numpy.arange(5), numpy.ones(5, bool))
-    assert found.value < 0.98
     assert found.low < 0.85
     assert with_labels(without, chances, numpy.arange(1), numpy.ones(1, bool)) == without
 

@@ -16,6 +16,7 @@ from feddg.runs.details import (
     decide,
     decision_row,
     predictive_values,
+    reliability,
     subgroup_rows,
     worst,
 )
@@ -72,6 +73,39 @@ def test_intervals_of_auroc_hold_the_truth_in_95_of_100_cases(grouped):
     assert held / cases == pytest.approx(0.95, abs=0.035)
     if grouped:  # as if each image were a patient: far too narrow
         assert ignored / cases < 0.85
+
+
+def test_one_patient_with_many_images_does_not_make_an_area_sure():
+    random, held, sizes = np.random.default_rng(4), np.zeros(2), [200, *[10] * 20]
+    groups = np.repeat(np.arange(21), sizes)
+
+    def draw():
+        positive = (random.random(21) < 0.4)[groups]
+        noise = random.normal(size=21)[groups] + random.normal(size=len(groups))
+        return positive, positive + noise / math.sqrt(2)
+
+    parts = [draw() for _ in range(600)]
+    whole = [np.concatenate(part) for part in zip(*parts)]
+    truths = 0.5 * math.erfc(-0.5), average_precision_score(*whole)
+    drawn = [part for part in parts if 0 < part[0].sum() < len(groups)][:150]
+    for positive, scores in drawn:
+        for place, interval in enumerate((auroc_interval, average_precision_interval)):
+            found = interval(positive, scores, groups)
+            held[place] += found.low <= truths[place] <= found.high
+    assert (held / len(drawn) > 0.9).all()  # the area's was .80
+
+
+def test_images_of_equal_scores_are_one_point_of_the_reliability_curve():
+    positive = np.arange(447) < 46
+    ((score, share, images),) = reliability(positive, np.full(447, 0.088))
+    assert (round(score, 3), images) == (0.088, 447)
+    assert share.share == pytest.approx(46 / 447)
+    scores = np.random.default_rng(0).permutation(103) / 103
+    points = reliability(positive[:103], scores)
+    assert [count for *_, count in points] == [11] * 3 + [10] * 7
+    assert not reliability(positive[:0], scores[:0])
+    tied = reliability(positive[:20], np.repeat([0.1, 0.2, 0.3], [3, 12, 5]))
+    assert [(round(score, 1), count) for score, _, count in tied] == [(0.1, 3), (0.2, 12), (0.3, 5)]
 
 
 def test_all_ranked_rightly_is_no_certainty():

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from feddg.evaluation.groups import effective_number
+from feddg.evaluation.groups import effective_number, variance_of_sum
 from feddg.runs.intervals import holm, mean_of_shares, wilson
 
 
@@ -52,6 +52,34 @@ def test_images_of_a_patient_count_as_what_they_tell():
         found = wilson(float(hits.mean()), number)
         held += found.low <= 0.8 <= found.high
     assert held / 300 == pytest.approx(0.95, abs=0.04)
+
+
+def test_the_variance_over_groups_of_unequal_size_is_cr2():
+    """Beside the definition by matrices (Bell and McCaffrey 2002); of equal groups, Cochran's."""
+    values = np.random.default_rng(2).random(12)
+    for sizes in ([5, 4, 2, 1], [3, 3, 3, 3]):
+        groups = np.repeat(np.arange(4), sizes)
+        member = (groups == np.arange(4)[:, None]).astype(float)
+        off = np.eye(12) - 1 / 12
+        widened = (member @ off) / np.sqrt(1 - np.array(sizes) / 12)[:, None]
+        among = widened @ widened.T
+        variance, freedom = variance_of_sum(values, groups)
+        assert variance == pytest.approx(((widened @ values) ** 2).sum())
+        assert freedom == pytest.approx(np.trace(among) ** 2 / (among**2).sum())
+    assert freedom == pytest.approx(3)
+    sums = member @ (values - values.mean())
+    assert variance == pytest.approx(4 / 3 * (sums**2).sum())
+
+
+@pytest.mark.parametrize("sizes", [[200, *[10] * 20], [900, *[1] * 99]])
+def test_one_patient_with_most_images_is_one_patient(sizes):
+    random, held = np.random.default_rng(1), 0
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    for _ in range(400):
+        hits = random.random(len(groups)) < random.beta(6.3, 2.7, len(sizes))[groups]
+        found = wilson(float(hits.mean()), effective_number(hits.astype(float), groups))
+        held += found.low <= 0.7 <= found.high
+    assert held / 400 > 0.91  # by the number of groups it was .77 and .15
 
 
 def test_holm_by_hand():

@@ -132,10 +132,10 @@ def _mean_and_interval(
 
     One image, or one group, leaves it unbounded.
     """
-    mean, (variance, number) = float(values.mean()), variance_of_sum(values, groups)
-    if number < 2:
+    mean, (variance, freedom) = float(values.mean()), variance_of_sum(values, groups)
+    if not freedom:
         return mean, (-math.inf, math.inf)
-    half = student(number - 1) * math.sqrt(variance) / len(values)
+    half = student(freedom) * math.sqrt(variance) / len(values)
     return mean, (mean - half, mean + half)
 
 

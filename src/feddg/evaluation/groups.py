@@ -14,16 +14,34 @@ Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 """Half the width of such an interval of a normal distribution, in standard deviations."""
 
 
-def variance_of_sum(values: numpy.ndarray, groups: numpy.ndarray | None) -> tuple[float, int]:
-    """Returns the variance of a sum over whole groups, or over images, and their number.
+def variance_of_sum(values: numpy.ndarray, groups: numpy.ndarray | None) -> tuple[float, float]:
+    """Returns the variance of a sum over whole groups, or over images, and its degrees of freedom.
 
-    Cochran (1977), "Sampling Techniques", section 11.3, the ratio estimate; inf of a single one.
+    A group pulls the mean towards itself by its share of the images, and its residual is widened by
+    that: the estimate "CR2" of Bell and McCaffrey (2002, Survey Methodology 28). Of groups of equal
+    size it is Cochran's (1977, "Sampling Techniques", section 11.3). A single group gives inf and
+    0.
     """
-    sums = values - values.mean()
+    sums, sizes = values - values.mean(), numpy.ones(len(values))
     if groups is not None:
-        sums = numpy.bincount(numbered(groups, len(values))[0], weights=sums)
-    number = len(sums)
-    return number / (number - 1) * float(sums @ sums) if number > 1 else math.inf, number
+        group_of, number = numbered(groups, len(values))
+        sums, sizes = (numpy.bincount(group_of, part, number) for part in (sums, sizes))
+    if len(sums) < 2:
+        return math.inf, 0.0
+    return float(sums**2 @ (1 / (1 - sizes / len(values)))), freedom_of(sizes)
+
+
+def freedom_of(sizes: numpy.ndarray) -> float:
+    """Returns the degrees of freedom of a variance over groups, see :func:`variance_of_sum`.
+
+    Satterthwaite's, for images that are independent; of equal groups, their number less one.
+
+    Args:
+        sizes: ``(g,)`` images of each group; at least two groups.
+    """
+    whole = sizes.sum()
+    shared = sizes**2 / (whole - sizes)
+    return float(whole**2 / ((sizes**2).sum() + shared.sum() ** 2 - (shared**2).sum()))
 
 
 def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> float:
@@ -31,7 +49,7 @@ def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> flo
 
     The variance of a mean over whole groups beside that over images, corrected for few groups (Korn
     and Graubard 1998, "Confidence intervals for proportions with small expected number of positive
-    counts").
+    counts"); a large group among small ones counts as few groups, too.
 
     Args:
         values: ``(n,)`` a number of each image, such as 1 where it is classified correctly.
@@ -43,15 +61,15 @@ def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> flo
     count = len(values)
     if groups is None or not count:
         return float(count)
-    variance, number = variance_of_sum(values, groups)
-    if number < 2:
+    variance, freedom = variance_of_sum(values, groups)
+    if not freedom:
         return 1.0
     off = values - values.mean()
     variance /= count**2
     alone = float(off @ off) / count
     equal = variance <= 0 or alone < 1e-24  # but for rounding
-    independent = number if equal else alone / variance
-    few = (Z / student(number - 1, LEVEL)) ** 2
+    independent = freedom + 1 if equal else alone / variance
+    few = (Z / student(freedom, LEVEL)) ** 2
     return min(float(count), max(1.0, independent * few))
 
 

@@ -482,7 +482,7 @@ def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> num
 
 
 DOUBT: Final = 3.0
-"""Beside labels an estimate without them may err this many times as much as it says."""
+"""Beside labels an estimate without them may err this many times as much as it says, or differs."""
 
 
 def with_labels(
@@ -493,9 +493,8 @@ def with_labels(
     The mean of the chances is corrected by their error on labelled images in each stratum of
     confidence (prediction-powered inference; Angelopoulos et al., Science 2023; the stratified
     difference estimator of surveys, Cochran 1977, chapters 5 and 7). It is combined with the
-    estimate without labels, weighted by certainty. That one is believed a third as certain as it
-    says, and where labels contradict it, no more certain than the contradiction allows (the Birge
-    ratio; Birge, Physical Review 1932): nobody can check what it rests on, and labels are checks.
+    estimate without labels, weighted by certainty. That one is believed to err three times as much
+    as it says, or as the labels say: nobody can check what it rests on, and labels are checks.
     The labelled images must have been chosen at random, as :func:`images_to_label` does.
 
     Args:
@@ -508,8 +507,7 @@ def with_labels(
     if estimate is None:
         return without
     value, deviation = estimate
-    before = _believed(without)
-    before = max(before, math.sqrt(max(0.0, (value - without.value) ** 2 - deviation**2)))
+    before = max(_believed(without), DOUBT * abs(value - without.value))
     weights = numpy.array([before**-2, deviation**-2])
     middle = float(weights @ [without.value, value] / weights.sum())
     reach = quantile(max(1, len(labelled) - 1)) / math.sqrt(weights.sum())

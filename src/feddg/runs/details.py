@@ -12,7 +12,7 @@ import torch
 
 from feddg.evaluation.accuracy import Evaluation, Outputs
 from feddg.evaluation.decision import Decision, Part, ranked, threshold_on
-from feddg.evaluation.groups import LEVEL, effective_number, numbered
+from feddg.evaluation.groups import LEVEL, effective_number, freedom_of, numbered
 from feddg.evaluation.metrics import area_under_roc, ranks, student
 from feddg.records import DecisionRow, DecisionTable, Details, SubgroupRow
 from feddg.rng import numpy_stream
@@ -121,25 +121,25 @@ def auroc_interval(
         return None
     area = area_under_roc(positive, scores)
     (group_of, number), every = numbered(groups, len(scores)), ranks(scores)
-    sums, sides = numpy.zeros((2, number)), numpy.zeros((2, number), bool)
+    sums, sizes = numpy.zeros((2, number)), numpy.zeros((2, number))
     counts = positive.sum(), (~positive).sum()
     for side, mask in enumerate((positive, ~positive)):
         above = (every[mask] - ranks(scores[mask])) / counts[1 - side]
         share = above if side == 0 else 1 - above  # of the other side that is ranked rightly
-        numpy.add.at(sums[side], group_of[mask], share - area)
-        sides[side, group_of[mask]] = True
-    least = int(sides.sum(axis=1).min())
+        sums[side] = numpy.bincount(group_of[mask], share - area, number)
+        sizes[side] = numpy.bincount(group_of[mask], minlength=number)
+    least = int((sizes > 0).sum(axis=1).min())
     if min(area, 1 - area) <= 0 or least < 2:
         return wilson(area, least)
-    both = sides.any(axis=0).sum()
-    numbers = sides.sum(axis=1)
-    parts = numbers / (numbers - 1) * (sums**2).sum(axis=1) / numpy.square(counts)
-    shared = 2 * both / (both - 1) * (sums[0] * sums[1]).sum() / (counts[0] * counts[1])
-    variance = parts.sum() + shared
+    # Residuals of large groups are widened, see variance_of_sum.
+    sums /= (numpy.sqrt(1 - sizes.T / counts) * counts).T
+    parts = (sums**2).sum(axis=1)
+    variance = parts.sum() + 2 * sums[0] @ sums[1]
     if variance <= 1e-12:  # of groups, parts may cancel
         return wilson(area, least)
     error = math.sqrt(variance) / (area * (1 - area))
-    freedom = float(parts.sum() ** 2 / (parts**2 / (numbers - 1)).sum())
+    freedoms = numpy.array([freedom_of(side[side > 0]) for side in sizes])
+    freedom = float(parts.sum() ** 2 / (parts**2 / freedoms).sum())
     reach, middle = student(freedom, LEVEL) * error, math.log(area / (1 - area))
     return ShareInterval(area, _expit(middle - reach), _expit(middle + reach))
 
@@ -155,8 +155,8 @@ def average_precision_interval(
 
     The interval is that of the logit, with its standard deviation over resamples of whole groups
     (500, always the same). Where all are ranked rightly, or one group has the class, it is Wilson's
-    for the number of groups with the class; below ``FEW_GROUPS`` of them, or where nearly all are
-    ranked rightly, it is at least that.
+    for the number of groups with the class, of which a large one among small ones counts for them;
+    below ``FEW_GROUPS``, or where nearly all are ranked rightly, it is at least that.
 
     Args:
         positive: ``(n,)`` bool.
@@ -168,9 +168,10 @@ def average_precision_interval(
     order, precision = ranked(positive, scores)
     value = precision(numpy.ones(len(scores)))
     group_of, number = numbered(None if groups is None else groups[order], len(scores))
-    with_class = len(numpy.unique(group_of[positive[order]]))
+    sizes = numpy.unique(group_of[positive[order]], return_counts=True)[1]
+    with_class = 1 + freedom_of(sizes) if len(sizes) > 1 else 1.0  # as many, if they were equal
     known = wilson(value, with_class)
-    if value >= 1 or with_class < 2:  # no resample varies one group
+    if value >= 1 or len(sizes) < 2:  # no resample varies one group
         return known
     random, resampled = numpy_stream(0, "average precision"), []
     for _ in range(RESAMPLES):
@@ -236,10 +237,14 @@ def reliability(
 ) -> list[tuple[float, ShareInterval, int]]:
     """Returns the points of a reliability curve: mean score, share of positives, images.
 
-    The images, in the order of their scores, are cut into ten bins of about equal size.
+    The images, in the order of their scores, are cut into ten bins of about equal size; images of
+    equal scores stay together.
     """
-    points = []
-    for rows in numpy.array_split(numpy.argsort(scores, kind="stable"), BINS):
+    points, order = [], numpy.argsort(scores, kind="stable")
+    ends = numpy.cumsum([len(rows) for rows in numpy.array_split(order, BINS)])
+    known = scores[order]
+    cuts = numpy.unique(numpy.searchsorted(known, known[ends[ends < len(known)]]))
+    for rows in numpy.split(order, cuts):
         share = share_interval(positive[rows], None if groups is None else groups[rows])
         if share is not None:
             points.append((float(scores[rows].mean()), share, len(rows)))
