@@ -21,7 +21,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.methods import FedAvg, Pardon
 from feddg.methods.base import METHODS, MethodSettings
-from feddg.models.backbones import build_network, split_network
+from feddg.models.backbones import build_network, own_state, split_network
 from feddg.models.task import CLASSIFICATION
 from feddg.simple import read_images
 from federations import same
@@ -105,8 +105,11 @@ def test_its_onnx_file_labels_image_files(tmp_path):
 
 def test_weights_alone_are_those_of_the_model_and_other_endings_are_refused(tmp_path):
     fed = feddg.Federation([Colours(0)], own_network())
-    saved = load_file(fed.save(tmp_path / "model.safetensors"))
-    assert same(saved, dict(fed.model.state_dict()))
+    saved, mine = load_file(fed.save(tmp_path / "model.safetensors")), own_network()
+    mine.load_state_dict(saved)
+    assert same(saved, own_state(fed.model))
+    trained = feddg.Federation([Colours(0)], mine).model
+    assert same(dict(trained.state_dict()), dict(fed.model.state_dict()))
     with pytest.raises(RunError, match=r"\.onnx, \.pt2, \.safetensors"):
         fed.save(tmp_path / "model.pt")
 

@@ -8,7 +8,6 @@ It uses the same server, methods, defences and optimizers as an experiment.
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -329,8 +328,7 @@ class Federation(federation.Federation):
         """
         pixels, _ = read_images(images, "images", self.image_size, None, self.settings.data.resize)
         none = numpy.zeros(len(pixels), dtype=numpy.int64)
-        evaluation = self._evaluation(pixels, none, {}, "images")
-        evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
+        evaluation = self._evaluation(pixels, none, {}, "images").in_float32()
         outputs = evaluation.predict(self.model, numpy.arange(len(pixels)))
         return outputs.softmax(1) if self.worker.task.has_classes else outputs
 
@@ -339,7 +337,8 @@ class Federation(federation.Federation):
 
         Args:
             path: ends in ``.onnx`` (predictions are checked; `feddg predict` accepts it), ``.pt2``
-                (a ``torch.export`` program), or ``.safetensors`` (weights only).
+                (a ``torch.export`` program), or ``.safetensors`` (weights only, for ``model``'s
+                ``load_state_dict``; with more names if the method adds layers).
 
         A graph gives probabilities of classes: under another task only weights are written.
 

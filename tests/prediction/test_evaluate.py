@@ -14,17 +14,21 @@ from typer.testing import CliRunner
 
 from feddg.api import compare, run
 from feddg.cli import app
+from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.prediction.adaptation import ADAPTATIONS, ClientEnsemble
 from feddg.prediction.evaluate import (
+    decide,
     decide_run,
     evaluate_run,
     results_file,
     write_image_results,
     write_missing_results,
 )
-from feddg.prediction.model import load_trained
+from feddg.prediction.model import load_model, load_trained
+from feddg.runs.energy import energy
+from feddg.runs.execute import read_energy_threshold
 from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import OWN, read_adapted, read_run
@@ -253,6 +257,34 @@ def test_what_a_run_was_asked_for_is_kept_unless_something_else_is_said(averaged
     *other, prevalence = asked("4")
     assert other == ["4", "specificity", 0.95]
     assert prevalence != 0.1
+
+
+def test_thresholds_are_for_the_answers_that_the_model_gives_where_it_is_used(tmp_path, cache):
+    fields = {**SETTINGS, "precision": "bfloat16"}
+    fields["evaluate"] = {"decision": "3", "sensitivity": 0.85}
+    folder = run(Experiment(**fields), tmp_path, cache=cache).folder
+    images = load_images(Experiment(**fields), cache, lambda *_: None)
+    inside = images.splits.id_val
+    with torch.inference_mode():
+        pixels = images.pixels.gather(torch.from_numpy(inside))
+        logits = load_model(folder)(as_unit(pixels)).float()
+    scores = logits.softmax(1)[:, 3].double().numpy()
+    rows = [row for row in read_run(folder).details.decision.rows if row.split == "id_val"]
+    measured = sum(mean * images for row in rows for mean, *_, images in row.reliability)
+    assert measured / len(inside) == pytest.approx(scores.mean(), abs=1e-6)
+    limit = read_energy_threshold(folder, load_model(folder)).threshold
+    assert (energy(logits) - limit).abs().min() < 1e-5
+
+
+def test_a_card_with_another_decision_is_renamed(averaged, cache):
+    decide(averaged, "5", sensitivity=0.8, cache=cache)
+    card = averaged / "model_card.md"
+    assert "5" in card.read_text().partition("## Decision")[2].splitlines()[2]
+    former = len(list(averaged.glob("model_card.former*")))
+    decide(averaged, "5", sensitivity=0.8, cache=cache)
+    assert len(list(averaged.glob("model_card.former*"))) == former
+    decide(averaged, "6", cache=cache)
+    assert len(list(averaged.glob("model_card.former*"))) == former + 1
 
 
 def test_an_option_of_a_decision_does_something_or_is_refused(

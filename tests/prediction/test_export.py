@@ -7,17 +7,22 @@ import sys
 
 import numpy
 import pytest
+import timm
 import torch
+import torchvision
 from safetensors import safe_open
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, MissingPackage, RunError
+from feddg.models.backbones import own_state
 from feddg.prediction import model_file
 from feddg.prediction.export import export_run
 from feddg.prediction.model import load_model, load_trained
 from feddg.prediction.model_file import DeployedClassifier, example
+from feddg.rng import DrawnFrom
 from feddg.runs.energy import energy
 from trained_runs import SHORT, trained_run
 
@@ -93,13 +98,33 @@ def test_several_classifiers_are_exported_under_an_adaptation(run_of, tmp_path):
 def test_weights_are_the_runs_to_the_bit(run_of, tmp_path):
     run, path = run_of("fedavg"), tmp_path / "model.safetensors"
     export_run(run, path, "safetensors")
-    own = load_trained(run).network.state_dict()
+    own = own_state(load_trained(run).network)
     with safe_open(path, framework="pt") as file:
         assert set(file.keys()) == set(own)
         assert all(torch.equal(file.get_tensor(name), own[name]) for name in own)
         about = json.loads(file.metadata()["feddg"])
     assert about["image_size"] == 32
     assert about["input"].endswith("minus (0.485, 0.456, 0.406), divided by (0.229, 0.224, 0.225)")
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "efficientnet_lite0", "timm:resnet18"])
+def test_weights_are_for_the_network_that_the_file_names(tmp_path, cache, backbone):
+    fields = {**SHORT, "data": {"source": "digits", "image_size": 32}}
+    model = {"backbone": backbone, "weights": None}
+    run, path = trained_run(tmp_path, cache, model=model, **fields), tmp_path / "w.safetensors"
+    name = export_run(run, path, "safetensors").description.backbone
+    with DrawnFrom(0):
+        if name.startswith("timm:"):
+            own = timm.create_model(name.removeprefix("timm:"), num_classes=10)
+        else:
+            own = torchvision.models.get_model(name, num_classes=10)
+    own.load_state_dict(load_file(path), strict=True)
+    pixels = example(32, 4, seed=7)
+    shares, *_ = expected(run, pixels)
+    trained = load_model(run)
+    with torch.inference_mode():
+        logits = own.eval()(trained.normalize(as_unit(pixels)))
+    assert logits.softmax(1).numpy() == pytest.approx(shares, abs=1e-5)
 
 
 def test_a_model_keeps_the_normalisation_it_was_trained_with(tmp_path, cache):

@@ -30,4 +30,6 @@ def test_the_threshold_lets_the_wanted_share_of_images_pass():
     energies = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     threshold = energy_threshold(energies, 0.9)
     assert int((energies <= threshold).sum()) == 900
+    few = energies[:27]
+    assert int((few > energy_threshold(few)).sum()) == 1  # of 27, and not 2
     assert energy_threshold(torch.empty(0)) is None

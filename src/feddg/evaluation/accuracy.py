@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy
@@ -304,6 +304,15 @@ class Evaluation:
         groups = None if self.groups is None else self.groups[rows]
         more = of_classes | {"values": values, "groups": groups}
         return Score(split, name, correct, len(rows), loss, confusion, **more)
+
+    def in_float32(self) -> "Evaluation":
+        """Returns the evaluation in float32 and in this process alone.
+
+        So the model answers where it is used, in files and by `feddg predict`: what a threshold is
+        taken from must be its answers there.
+        """
+        own = {each.name: getattr(self, each.name) for each in fields(Evaluation) if each.init}
+        return Evaluation(**own | {"autocast": nullcontext})
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
         """Returns the outputs ``(len(rows), ...)`` on the CPU in float32.

@@ -22,10 +22,9 @@ def variance_of_sum(values: numpy.ndarray, groups: numpy.ndarray | None) -> tupl
     size it is Cochran's (1977, "Sampling Techniques", section 11.3). A single group gives inf and
     0.
     """
-    sums, sizes = values - values.mean(), numpy.ones(len(values))
-    if groups is not None:
-        group_of, number = numbered(groups, len(values))
-        sums, sizes = (numpy.bincount(group_of, part, number) for part in (sums, sizes))
+    off, each = values - values.mean(), numpy.ones(len(values))
+    group_of, number = numbered(groups, len(values))
+    sums, sizes = (numpy.bincount(group_of, part, number) for part in (off, each))
     if len(sums) < 2:
         return math.inf, 0.0
     return float(sums**2 @ (1 / (1 - sizes / len(values)))), freedom_of(sizes)

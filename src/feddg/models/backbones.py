@@ -361,6 +361,25 @@ def split_network(
     return network.to(inputs.device)
 
 
+def own_state(network: Network) -> dict[str, Tensor]:
+    """Returns a network's state under the names that the model inside it has for its entries.
+
+    So ``featurizer.model.X`` is X, and the classifier the layer that was taken off, if there is no
+    more than these: with an embedding or a method's heads, or without such a model, names stay.
+    """
+    state, trunk = network.state_dict(), network.featurizer
+    heads = [trunk.head] if isinstance(trunk, Trunk) else [*getattr(trunk, "head", ())]
+    theirs = {"featurizer.model.": ""} | ({"classifier.": f"{heads[0]}."} if heads else {})
+    if len(heads) > 1 or not all(name.startswith(tuple(theirs)) for name in state):
+        return state
+    return {
+        own + name.removeprefix(part): tensor
+        for name, tensor in state.items()
+        for part, own in theirs.items()
+        if name.startswith(part)
+    }
+
+
 def _ends_in(linear: nn.Module, trunk: Trunk, inputs: Tensor, outputs: Tensor) -> bool:
     """Whether trunk and linear layer are the model: nothing follows in place, or needs the head."""
     try:

@@ -166,11 +166,13 @@ def decide_run(
     asked = trained.experiment.model_copy(update={"evaluate": settings})
     trained = replace(trained, experiment=asked)
     evaluation, _ = _evaluation(path, trained, batch_size, cache)
-    outputs: list[Outputs] = []
-    replace(evaluation, decision=None).scores(trained.predictor(), outputs)
+    before, outputs = read_run(path).details, list[Outputs]()
+    replace(evaluation.in_float32(), decision=None).scores(trained.predictor(), outputs)
     with RunFolder(path) as open_folder:
         write_details(open_folder, evaluation, outputs, trained.which, trained.round)
-    return read_run(path).details
+        if (details := read_run(path).details) != before:
+            open_folder.rename_card()
+    return details
 
 
 evaluate, decide = with_page(evaluate_run), with_page(decide_run)

@@ -12,6 +12,7 @@ from feddg.data.inspection import open_images
 from feddg.diagnostics import warn
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
+from feddg.models.backbones import ALIASES
 from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
 from feddg.prediction.model import load_trained
@@ -100,7 +101,7 @@ def export_run(
     ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of the metadata is not included.
     Before the file is moved to its place, its predictions for random and real images are checked:
     labels must equal the run's, probabilities may differ by 1e-4. ``safetensors`` contains only the
-    network's weights.
+    network's weights, under the names of :func:`feddg.models.backbones.own_state`.
 
     Args:
         run: the run folder.
@@ -136,6 +137,8 @@ def export_run(
         model: nn.Module = trained.network
         images = torch.empty(0)
         changes["input"] = input_of_weights(trained.network, about.image_size, about.features)
+        # timm's network of the short name takes the same weights, and gives other answers.
+        changes["backbone"] = ALIASES.get(about.backbone, about.backbone)
     else:
         model = trained.predictor(adapt)
         images, real = images_to_check(trained.experiment)
@@ -185,8 +188,9 @@ def save_model(
     trained = load_trained(run, which=which)
     about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
     refuse_doubtful(about.diagnostics, strict)
+    state = trained.network.state_dict()
     with file_faults(RunError, f"cannot write {folder}"):
-        replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, trained.network, about))
+        replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, state, about))
         config = SharedModel(
             feddg_model=SCHEMA,
             weights_sha256=digest(folder / WEIGHTS),

@@ -18,6 +18,7 @@ from feddg.data.images import ImageSource
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, RunError, need, schema_faults
+from feddg.models.backbones import own_state
 from feddg.models.convolutions import use_plain_convolutions
 from feddg.models.network import Network
 from feddg.models.trained import fingerprint
@@ -246,7 +247,9 @@ def write_file(path: Path, model: nn.Module, about: ModelDescription, images: Te
     def write(aside: Path) -> None:
         nonlocal largest
         if about.format == "safetensors":
-            write_weights(aside, model, about)
+            write_weights(
+                aside, own_state(model) if isinstance(model, Network) else model.state_dict(), about
+            )
             return
         write_program = _write_onnx if about.format == "onnx" else _write_program
         largest = difference(model, write_program(aside, program, about), images, path)
@@ -352,9 +355,8 @@ def _write_program(
     return answer
 
 
-def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> None:
+def write_weights(aside: Path, state: Mapping[str, Tensor], about: ModelDescription) -> None:
     """Writes a network's state as safetensors with its description."""
-    state = model.state_dict()
     # Copies: layers may share weights, and the format knows no such thing.
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     save_file(tensors, aside, {"format": "pt", ABOUT: about.to_text()})

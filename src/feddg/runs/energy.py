@@ -1,5 +1,7 @@
 """Energy: how unlike the training images an image is to a model."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,11 @@ def energy_threshold(energies: Tensor, inside: float = INSIDE_SHARE) -> float | 
 
     Args:
         energies: ``(n,)`` energies of in-domain images not used in training.
-        inside: share of them at or below the threshold.
+        inside: at least this share of them is at or below the threshold.
 
     Returns:
         The threshold, or None if the model gives log-probabilities, whose energy is always 0.
     """
     if not len(energies) or float(energies.max() - energies.min()) < FLAT:
         return None
-    return float(torch.quantile(energies.double(), inside))
+    return float(energies.kthvalue(math.ceil(inside * len(energies))).values)

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -530,7 +531,10 @@ def _compare_machines(before: Mapping[str, object], now: Mapping[str, object]) -
 def _last_figures(
     federation: Federation, folder: RunFolder, models: KeptModels, outputs: list[Outputs]
 ) -> None:
-    """Writes the results about the final model, from its outputs if it was just evaluated."""
+    """Writes the results about the final model, from its outputs if it was just evaluated.
+
+    Thresholds are for its answers in float32, see :meth:`Evaluation.in_float32`.
+    """
     evaluation, settings = federation.evaluation, federation.settings
     assert evaluation is not None
     if not has_global_model(federation.method, federation.network):
@@ -546,22 +550,29 @@ def _last_figures(
     if not outputs:
         evaluation.scores(model, outputs)
 
-    seen, values = (numpy.concatenate(parts) for parts in zip(*outputs))
-    order = numpy.argsort(seen)
-
-    def logits(rows: numpy.ndarray) -> Tensor:
-        return torch.from_numpy(values[order[numpy.searchsorted(seen, rows, sorter=order)]])
-
-    if evaluation.decision is not None or evaluation.subgroups:
-        run = read_run(folder.path)
-        write_details(folder, evaluation, outputs, run.default_rule.name, run.result.round)
+    detailed = evaluation.decision is not None or bool(evaluation.subgroups)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
+    exact = outputs
+    if evaluation.autocast is not nullcontext:
+        splits = evaluation.splits if detailed else {ID_VAL: inside} if len(inside) else {}
+        alone = replace(evaluation.in_float32(), splits=splits, decision=None)
+        alone.scores(model, exact := [])
+    if detailed:
+        run = read_run(folder.path)
+        write_details(folder, evaluation, exact, run.default_rule.name, run.result.round)
     if len(inside):
-        write_energy_threshold(folder, model, logits(inside))
+        write_energy_threshold(folder, model, _logits(exact, inside))
     if settings.evaluate.pictures:
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
-            draw_unseen(figures, evaluation, logits, classes, settings.seed)
+            draw_unseen(figures, evaluation, partial(_logits, outputs), classes, settings.seed)
+
+
+def _logits(outputs: Sequence[Outputs], rows: numpy.ndarray) -> Tensor:
+    """Returns what a model gives for some rows."""
+    seen, values = (numpy.concatenate(parts) for parts in zip(*outputs))
+    order = numpy.argsort(seen)
+    return torch.from_numpy(values[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
 
 @contextmanager

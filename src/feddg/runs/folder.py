@@ -360,7 +360,7 @@ class RunFolder:
             work()
 
     def remove_derived(self) -> None:
-        """Deletes what was made of earlier rounds' model; renames its card, which people edit."""
+        """Deletes what was made of earlier rounds' model."""
         details = Details.read(self.path / DETAILS)
         if details is not None and details.round != read_run(self.path).rounds_done:
             (self.path / DETAILS).unlink()
@@ -368,6 +368,10 @@ class RunFolder:
             for file in self.path.glob(pattern):
                 with file_faults(RunError, f"Cannot delete {file}"):
                     file.unlink()
+        self.rename_card()
+
+    def rename_card(self) -> None:
+        """Renames the model's card, if there is one: it no longer holds, but people edit it."""
         if (card := self.path / "model_card.md").exists():
             set_aside(card)
 
