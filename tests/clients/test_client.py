@@ -57,6 +57,21 @@ def test_a_pass_is_counted_in_the_block_alone_and_in_copies_too():
     assert client.forwards == 7
 
 
+def test_what_is_kept_in_float32_has_its_gradient_in_float32():
+    client = federation().client(0)
+    weights = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    embeddings = torch.randn(8, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+    def loss():
+        with torch.autocast("cpu", enabled=False):
+            return {"apart": (embeddings @ weights).square().sum()}
+
+    (expected,) = torch.autograd.grad(loss()["apart"], embeddings)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        client.backward(loss())
+    assert torch.equal(embeddings.grad, expected)
+
+
 def test_images_with_gradients_of_their_own_count_one_by_one():
     small = federation("fedavg", sizes=(8, 8), train=TRAIN, backbone="cnn_gn")
     small.worker.record_noise = RecordNoise(norm=1.0, multiplier=0.5)

@@ -193,6 +193,14 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
         lambda client, batch: torch.tensor(1.0, device=client.device),
         "aten.lift_fresh",
     ),
+    "a number sent there": (
+        lambda client, batch: torch.tensor(0.5).to(client.device),
+        "sends a number of the host",
+    ),
+    "a number beside a tensor": (
+        lambda client, batch: torch.where(batch.images > 0, batch.images, torch.tensor(0.0)).sum(),
+        "sends a number of the host",
+    ),
     "PyTorch": (lambda client, batch: 0 * float(torch.rand(())), "global generator"),
     "Python": (lambda client, batch: 0 * random.random(), "global generator"),
     "its own": (lambda client, batch: client.scratch["numbers"].random(), "client.scratch"),
@@ -334,6 +342,12 @@ def test_steps_that_differ_by_chance_are_replayed_and_others_to_the_bit() -> Non
     def left(error: float) -> list[torch.Tensor]:
         return [torch.tensor([1 + error, 2.0], dtype=torch.float64)]
 
+    def unknown(value: float) -> list[torch.Tensor]:
+        return [torch.tensor([torch.nan, value])]
+
+    assert not graphs._apart(unknown(1.0), [unknown(1.0)], unknown(1.0))
+    assert "apart" in graphs._apart(unknown(1.0), [unknown(1.0)], unknown(2.0))
+    assert "apart" in graphs._apart(unknown(1.0), [unknown(1.0)], unknown(torch.nan))
     by_chance = [left(0.0), left(1e-5), left(3e-6)]
     assert not graphs._apart(left(0.0), by_chance, left(5e-5))
     assert "apart from its replay" in graphs._apart(left(0.0), by_chance, left(5e-4))

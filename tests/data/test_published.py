@@ -153,3 +153,32 @@ def test_published_counts_add_up() -> None:
     assert sum(camelyon.split_counts.values()) == 455_954
     assert camelyon.split_counts["val"] == camelyon.counts["hospital_1"]
     assert camelyon.split_counts["test"] == camelyon.counts["hospital_2"]
+
+
+def test_images_of_one_name_and_size_are_told_apart_by_their_content(tmp_path: Path) -> None:
+    for domain in DATA_SETS["digits_dg"].domains:
+        for part in ("train", "val"):
+            for label in range(10):
+                trees.image(tmp_path / f"digits_dg/{domain}/{part}/{label}/00001.bmp")
+    table = load_source("digits_dg", tmp_path)
+    assert by_split(table) == {"train": 40, "id_val": 40}
+
+
+def test_a_domain_without_parts_beside_others_is_read(tmp_path: Path) -> None:
+    root = trees.office_31(tmp_path)
+    (parted,) = root.rglob("amazon/images")
+    for folder in [*parted.iterdir()]:
+        shutil.move(folder, parted.parent / folder.name)
+    parted.rmdir()
+    found = load_source("office_caltech", tmp_path)
+    assert found.counts().sum(axis=1).min() > 0
+
+
+def test_parts_that_are_called_otherwise_than_the_whole_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = trees.vlcs_parts(tmp_path)
+    (file, *_) = sorted(root.rglob("full/*/*.*"))
+    file.rename(file.with_name("other.png"))
+    load_source("vlcs", tmp_path)
+    assert sum("its official split is not known" in line for line in caplog.messages) == 1

@@ -176,11 +176,13 @@ def test_an_image_is_sent_once(device: str) -> None:
     assert not (first.waits + second.waits + third.waits)
 
 
+@pytest.mark.parametrize("limit", ["SHARE", "LEFT"])
 def test_images_that_do_not_fit_are_sent_each_time(
-    device: str, monkeypatch: pytest.MonkeyPatch
+    device: str, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     images = numpy.arange(10 * 4 * 4 * 3, dtype=numpy.uint8).reshape(10, 4, 4, 3)
-    monkeypatch.setattr("feddg.data.pixels.SHARE", (images.nbytes - 1) / 2**30)
+    share = (images.nbytes - 1) / 2**30
+    monkeypatch.setattr(f"feddg.data.pixels.{limit}", share if limit == "SHARE" else 1 - share)
     store, there = ArrayPixels(images), torch.device(device)
     for _ in range(2):
         with traffic() as seen:

@@ -277,11 +277,13 @@ def test_a_mean_that_cannot_be_taken_apart_may_move_a_tenth_as_far():
 class Fragile(Method):
     """Its server chokes on what client 1 sends."""
 
+    fault: Exception = KeyError("no such class")
+
     def aggregate(self, state, updates):
         def watched():
             for update in updates:
                 if update.client == 1:
-                    raise KeyError("no such class")
+                    raise self.fault
                 yield update
 
         return super().aggregate(state, watched())
@@ -295,6 +297,14 @@ def test_a_hook_that_fails_on_a_message_refuses_its_client_and_the_round_goes_on
     assert same(small.server.state.weights, calm.server.state.weights)
     assert [refusal.client for refusal in row.refused] == [1]
     assert "cannot be worked with (KeyError)" in row.refused[0].reason
+
+
+@pytest.mark.parametrize("fault", [torch.OutOfMemoryError("2 GiB"), MemoryError()])
+def test_no_client_is_left_out_because_the_server_has_too_little_memory(fault):
+    small = federation(Fragile())
+    small.method.fault = fault
+    with pytest.raises(type(fault)):
+        small.server.round()
 
 
 def test_nobody_is_left_out_for_an_error_that_is_due_to_nobody():

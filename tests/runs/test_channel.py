@@ -92,6 +92,21 @@ def test_the_death_of_any_worker_ends_the_wait_for_another():
         Channel(watch)._patiently(threading.Event().wait)
 
 
+def test_the_death_of_a_worker_ends_the_wait_for_what_a_gpu_receives():
+    def watch():
+        raise WorkerLost("worker 2 is lost")
+
+    class Stream:  # as NCCL's: wait() returns at once, and the device stands still
+        def wait(self):
+            pass
+
+        def is_completed(self):
+            return False
+
+    with pytest.raises(WorkerLost, match="worker 2"):
+        Channel(watch)._end(Stream(), torch.empty(1, device="meta"))
+
+
 @pytest.mark.parametrize("diverged", [False, True])
 def test_a_refusal_crosses_with_whether_training_ran_away(diverged):
     refusal = Refusal(3, "its loss became infinite", diverged)

@@ -156,9 +156,13 @@ def test_workers_share_the_gpus(monkeypatch):
     device, count = workers.placed("all", None)
     assert (device, count) == ("cuda", 2)
     experiment = Experiment(**SETTINGS, device=device)
-    monkeypatch.setattr(workers, "choose_device", torch.device)
+    tried = []
+    monkeypatch.setattr(
+        workers, "choose_device", lambda name: tried.append(name) or torch.device(name)
+    )
     gpus = [torch.device("cuda", number) for number in range(2)]
     assert workers.devices_of(experiment, 3) == [*gpus, gpus[0]]
+    assert not tried  # each process would open the first one
     single = experiment.model_copy(update={"device": "cuda:1"})
     assert workers.devices_of(single, 2) == [gpus[1]] * 2
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -634,7 +634,8 @@ class Client:
         Until :meth:`step`, gradients can be read and changed, and more backward passes can add to
         them.
         """
-        total_of(terms).backward()  # type: ignore[no-untyped-call]
+        with torch.autocast(self.device.type, enabled=False):  # in the types of the forward pass
+            total_of(terms).backward()  # type: ignore[no-untyped-call]
         self.note(terms)
 
     def step(self) -> None:

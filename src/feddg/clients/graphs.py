@@ -65,6 +65,9 @@ ANSWERS = {
     aten.masked_select.default,
 }
 """Operations whose result, or its shape, the host waits for."""
+SENT = {aten._to_copy.default, aten.copy_.default, aten.where.self}
+SENT |= {aten.index_put.default, aten.index_put_.default}
+"""Operations that copy a number of the host to the device, and wait for that."""
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 """Operations that wait, too, where they are given a mask."""
 
@@ -197,7 +200,9 @@ class Trace(TorchDispatchMode):
         away = any(t.device.type != "cpu" for t in _tensors(given))
         if operation in ANSWERS or masks:
             self._refuse(operation, "waits for its answer")
-        elif operation is aten.lift_fresh.default and away:  # torch.tensor(..., device=...)
+        goes = away or torch.device(kwargs.get("device") or "cpu").type != "cpu"
+        sent = operation in SENT and any(t.device.type == "cpu" for t in _tensors(given))
+        if goes and (sent or operation is aten.lift_fresh.default):  # torch.tensor(..., device=...)
             self._refuse(operation, "sends a number of the host")
         result = operation(*args, **kwargs)
         places = {_place(t) for t in _tensors(given) if t.numel()}
@@ -654,8 +659,12 @@ def _apart(expected: list[Tensor], others: list[list[Tensor]], replayed: list[Te
     """
 
     def apart(tensors: list[Tensor]) -> float:
-        pairs = ((one.double(), other.double()) for one, other in zip(expected, tensors))
-        shares = [(two - one).norm() / one.norm().clamp_min(TINY) for one, two in pairs]
+        pairs = [(one.double(), other.double()) for one, other in zip(expected, tensors)]
+        alike = [(one == two) | (one.isnan() & two.isnan()) for one, two in pairs]
+        shares = [
+            torch.where(same, 0.0, two - one).norm() / one.nan_to_num().norm().clamp_min(TINY)
+            for same, (one, two) in zip(alike, pairs)
+        ]
         return float(torch.stack(shares).nan_to_num(torch.inf).max())
 
     steps, replays = max(map(apart, others)), apart(replayed)

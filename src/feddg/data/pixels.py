@@ -11,14 +11,19 @@ from torch import Tensor
 from feddg.messages import Weights, on_device
 from feddg.storage import hash_of
 
-SHARE = 0.25
-"""Share of a device's free memory for pixels; the rest is for networks and feature maps."""
+SHARE, LEFT = 0.25, 0.5
+"""Share of a device's free memory for pixels; share of all of it that stays free for networks and
+feature maps, whatever other processes keep there.
+"""
 
 
 def fits(count: int, device: torch.device) -> bool:
     """Returns whether so many bytes may stay on a device; False if its free memory is unknown."""
     memory = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return memory is not None and count <= SHARE * memory(device)[0]
+    if memory is None:
+        return False
+    free, total = memory(device)
+    return bool(count <= min(SHARE * free, free - LEFT * total))
 
 
 Rows = Tensor | np.ndarray | Sequence[int]

@@ -1,5 +1,6 @@
 """Reads folders of published data sets, with names and order as in the papers."""
 
+import filecmp
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -161,7 +162,8 @@ def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> 
     """Lists images that lie as ``domain/part/class/image``, each once.
 
     If one part (without a role) repeats the images of all others, an image gets the role of the
-    other part with a file of its class, name and size. An image in parts of two roles goes to
+    other part with a file of its class, name and content. A domain without parts holds its classes
+    itself. An image in parts of two roles goes to
     validation rather than training, and to test rather than validation.
     """
     rows: list[tuple[str, str, str, str]] = []
@@ -184,18 +186,26 @@ def _domain_rows(
     paths: dict[tuple[str, str, int], str] = {}
     whole: set[tuple[str, str, int]] = set()
     here = {plain_name(name): name for name in folder_names(folder / domain)}
-    for part, role in sorted(parts.items(), key=lambda item: _RANK.index(item[1])):
-        if part not in here:
-            continue
-        for label in folder_names(folder / domain / here[part]):
-            place = f"{domain}/{here[part]}/{label}"
+    ranked = sorted(parts.items(), key=lambda item: _RANK.index(item[1]))
+    found = [(f"{domain}/{here[part]}", role) for part, role in ranked if part in here]
+    for part, role in found or [(domain, "")]:
+        for label in folder_names(folder / part):
+            place = f"{part}/{label}"
             for file in image_names(folder / place):
                 key = label, file, (folder / place / file).stat().st_size
+                first = paths.get(key)
+                if first and not filecmp.cmp(folder / first, folder / place / file, shallow=False):
+                    key = label, f"{place}/{file}", key[2]
                 paths.setdefault(key, f"{place}/{file}")
                 roles[key] = max(roles.get(key, ""), role, key=_RANK.index)
                 if not role:
                     whole.add(key)
     if whole and whole != set(paths):  # its files are called otherwise: who is who is not known
+        warn(
+            "split-unused",
+            f"{folder / domain}: its parts hold other files than the folder of all its images, so "
+            "its official split is not known; a random one is drawn.",
+        )
         paths = {key: paths[key] for key in paths if key in whole}
         roles = dict.fromkeys(paths, "")
     return [(paths[key], key[0], domain, roles[key] or "train") for key in sorted(paths)]

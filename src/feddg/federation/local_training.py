@@ -131,7 +131,9 @@ def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Te
         return client.task_loss(outputs, label[None])
 
     both = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
-    gradients, losses = both(trained, batch.images.contiguous(), batch.labels)
+    # vmap's batch normalisation takes no bfloat16 beside its float32 statistics.
+    with torch.autocast(batch.images.device.type, enabled=False):
+        gradients, losses = both(trained, batch.images.float().contiguous(), batch.labels)
     return gradients, losses
 
 

@@ -516,8 +516,8 @@ class Round:
             mean = self.update is not None and self.update.members
             reason = error.refusals[0].reason.removeprefix("update refused: ")
             self.failure = self.mean_refused(reason) if mean else error.refusals
-        except FeddgError:
-            raise
+        except (FeddgError, torch.OutOfMemoryError, torch.AcceleratorError, MemoryError):
+            raise  # of the last three, no client is the cause
         except Exception as error:
             if self.update is None:
                 raise

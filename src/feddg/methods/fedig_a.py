@@ -142,7 +142,8 @@ class FedIGA(FedIG):
         loss = self.adapter_loss(client, batch)
         optimizer = client.scratch[OPTIMIZER]
         optimizer.zero_grad(set_to_none=True)  # FedProx's term reaches them in the network's step
-        loss.backward(inputs=list(self.adapter(client.network).parameters()))
+        with torch.autocast(client.device.type, enabled=False):
+            loss.backward(inputs=list(self.adapter(client.network).parameters()))
         take_step(optimizer, client.worker.train.gradient_clipping)
         client.note({"adapter": loss})
 

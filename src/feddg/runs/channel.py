@@ -48,7 +48,7 @@ AHEAD = 2**28
 """Most bytes of updates that a process may produce before the server takes them."""
 SERVER = 0.2
 """The server's work per update, in batches: measured with a small CNN and ResNet-18."""
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_ASKING = 1.0, 0.0005
 SECONDS_TO_LEAVE = 10.0
 MINUTES_TO_JOIN = 10
 CONTEXT, PREDICT = "context", "predict"
@@ -210,11 +210,14 @@ class Channel:
                 self._end(work, tensor)
 
     def _end(self, work: Any, tensor: Tensor) -> None:
-        """Waits until a tensor has arrived or left; a GPU's wait needs no thread."""
-        if tensor.device.type == "cpu":
-            self._patiently(work.wait)
-        else:
+        """Waits until a tensor has arrived or left."""
+
+        def there() -> None:  # for a GPU's, wait() would hold up the stream alone
+            while tensor.device.type != "cpu" and not work.is_completed():
+                time.sleep(SECONDS_BETWEEN_ASKING)
             work.wait()
+
+        self._patiently(there)
 
     @contextmanager
     def _connected(self, other: int | None = None) -> Iterator[None]:

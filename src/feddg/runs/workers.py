@@ -33,6 +33,7 @@ from feddg.runs.channel import (
     FAILED,
     MINUTES_TO_JOIN,
     PREDICT,
+    SECONDS_TO_LEAVE,
     Channel,
     WorkerEvaluation,
     WorkerTransport,
@@ -229,6 +230,9 @@ def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channe
             channel.join(partial(_group, store, 0, workers, backend))
             yield channel
             channel.tell(Message({}, {"job": END}))
+            if channel.direct:  # NCCL wants all to leave
+                channel.leave()
+                end(children.values(), SECONDS_TO_LEAVE)
     finally:
         for process in children.values():  # they keep nothing that could be lost
             process.kill()
@@ -259,10 +263,10 @@ def devices_of(experiment: Experiment, processes: int) -> list[torch.device]:
         experiment: its device is a kind: ``auto``, ``cpu``, ``cuda``; or a single one.
         processes: how many there are.
     """
-    device = choose_device(experiment.device)
-    if device.type != "cuda" or device.index is not None:
-        return [device] * processes
-    count = torch.cuda.device_count()
+    name, count = experiment.device, torch.cuda.device_count()
+    # Of several GPUs none is tried yet: every process would begin on the first one.
+    if not count or name not in ("auto", "cuda"):
+        return [choose_device(name)] * processes
     return [torch.device("cuda", number % count) for number in range(processes)]
 
 

@@ -283,7 +283,7 @@ class Answerer:
         except UnknownFormatError as error:
             reason, status = str(error), HTTPStatus.UNSUPPORTED_MEDIA_TYPE
         except (UnusableImageError, MissingPackage) as error:
-            reason, status = str(error), HTTPStatus.UNPROCESSABLE_ENTITY
+            reason, status = getattr(error, "reason", str(error)), HTTPStatus.UNPROCESSABLE_ENTITY
         return Prediction(image.name, reason=reason), status
 
 

@@ -28,6 +28,15 @@ def test_domain_net_with_lists_has_their_labels_and_split(tmp_path: Path) -> Non
         assert path.startswith(f"{domain}/{name}/")
 
 
+def test_domain_net_without_one_of_its_lists_says_that_none_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = trees.domain_net_lists(tmp_path)
+    next(root.rglob("sketch_test.txt")).unlink()
+    assert load_source("domain_net", tmp_path).split is None
+    assert any("none is used" in line for line in caplog.messages)
+
+
 def test_mini_domain_net_needs_its_lists(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no splits_mini/.*feddg data get mini_domain_net"):
         load_source("mini_domain_net", trees.domain_net_folders(tmp_path))

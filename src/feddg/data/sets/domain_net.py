@@ -89,6 +89,11 @@ def _from_lists(folder: Path, definition: DataSet, places: Sequence[str]) -> Ima
     lists = [[folder / place / f"{domain}_{part}.txt" for domain, part in keys] for place in places]
     files = next((files for files in lists if all(file.is_file() for file in files)), None)
     if files is None:
+        if some := [file for own in lists for file in own if file.is_file()]:
+            warn(
+                "lists-unused",
+                f"{some[0]} is there, but not the lists of all domains and parts: none is used.",
+            )
         return None
     key_of = dict(zip(files, keys))
     rows, class_names = read_lists(files)
