@@ -236,7 +236,8 @@ def measure(
 def apart(device: str) -> Row:
     """Returns how far weights lie from the CPU's after a round, and from eager ones after five.
 
-    And the accuracies on the unseen domain after each of the five, which must not differ.
+    And the accuracies on the unseen domain after each of the five, which may differ by two images:
+    a GPU need not add in the same order twice.
     Statistics are frozen: those of four images at one place make 1e-7 a tenth within four steps.
     """
     small, weights, accuracies = Sizes(pretend=True), {}, dict[Any, list[float]]()
@@ -244,7 +245,7 @@ def apart(device: str) -> Row:
     digits["model"] = {"backbone": "resnet18", "weights": None, "normalization": "frozen"}
     steps = 4 if device == "cuda" else 2
     ways = (("cpu", False, 1), (device, False, 1), (device, False, 5), (device, True, 5))
-    replayed = 0
+    replayed = images = 0
     for way in ways:
         place, recorded, rounds = way
         with tempfile.TemporaryDirectory() as cache:
@@ -259,7 +260,9 @@ def apart(device: str) -> Row:
                 # A device that is pretended takes long.
                 if rounds > 1 and (device == "cuda" or round == rounds - 1):
                     scores = made.scores(made.evaluation, found)
-                    accuracies[way] += [s.accuracy for s in scores if s.split == "test"]
+                    unseen = [s for s in scores if s.split == "test"]
+                    accuracies[way] += [s.accuracy for s in unseen]
+                    images = min(s.examples for s in unseen)
             weights[way] = {n: t.cpu().double() for n, t in found.items()}
             replayed = made.worker.graphs.replayed
 
@@ -284,7 +287,7 @@ def apart(device: str) -> Row:
         "accuracies eager": eager,
         "accuracies graph": graph,
         "alike": replayed > 0
-        and eager == graph
+        and all(abs(a - b) * images < 2.5 for a, b in zip(eager, graph))
         and max(here / CLOSE, share / SHARE, there / SAME) <= 1,
     }
 
