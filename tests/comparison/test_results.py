@@ -38,19 +38,20 @@ from feddg.comparison.results_file import (
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against, learning_curves
 from feddg.report.comparison_page import comparison_page
-from feddg.report.tables import about_results, budget_table
+from feddg.report.tables import about_results, budget_table, conclusion
 from feddg.runs.diagnostics import MAJORITY, Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.settings import merge
 from feddg.text import duration, percent
-from run_folders import FolderMaker, numbers, table_of
+from run_folders import ConstantMaker, FolderMaker, RisingMaker, numbers, table_of
 
 PLAN = {
     "name": "mine",
@@ -946,6 +947,76 @@ def test_several_precisions_in_one_column_are_named(folder_maker):
         made = {"precision": precision, "device": "cuda"}
         (folder / "environment.json").write_text(json.dumps(made))
     assert len(found_in(results_of(folders), "several-precisions")) == 1
+
+
+class EndedEarly(RisingMaker):
+    """A run whose accuracy rises until its privacy budget is spent, before its last round."""
+
+    def summary(self):
+        why = Diagnostic("budget-spent", "warning", "The run ends after round 4 of 6.")
+        return super().summary().model_copy(update={"diagnostics": [why]})
+
+
+def of_file(results, path):
+    """The same results, known from a file alone."""
+    without = {"run": None, "folder": ""}
+    rows = [
+        row.model_copy(update=without | {"numbers": row.table.rows, "experiment": f"{at:08x}"})
+        for at, row in enumerate(results.rows)
+    ]
+    return Results.read(results_file(path, text=to_text(rows)))
+
+
+def test_runs_that_privacy_ended_early_are_named_and_never_told_to_train_longer(tmp_path):
+    folders = [
+        maker(tmp_path / f"{method}{seed}", method=method, seed=seed, rounds=rounds).write()
+        for maker, method, rounds in ((EndedEarly, "fedavg", 4), (RisingMaker, "pardon", 6))
+        for seed in range(2)
+    ]
+    results = results_of(folders)
+    for known in (results, of_file(results, tmp_path)):
+        (early,) = found_in(known, "ended-early")
+        assert early.startswith(
+            "The privacy budget was spent before the last planned round: FedAvg in both runs."
+        )
+        assert "(but ended early in both runs)" in conclusion(known).text
+        (rising,) = found_in(known, "still-rising")
+        assert "PARDON in both runs" in rising
+        assert "FedAvg" not in rising
+    assert not found_in(results_of(folders[2:]), "ended-early")
+
+
+def test_a_useless_method_that_privacy_ended_early_needs_other_things_than_rounds(tmp_path):
+    class Useless(EndedEarly, ConstantMaker):
+        accuracy = ConstantMaker.accuracy
+
+    results = results_of([Useless(tmp_path / "run", rounds=4).write()])
+    assert "too few rounds" not in results.no_method_fit.advice
+    known = of_file(results, tmp_path)
+    assert known.no_method_fit.advice.startswith("Train on more images, or")
+    for one in (results, known):
+        assert len(found_in(one, "ended-early")) == 1
+
+
+def test_privacy_is_the_reason_why_its_runs_ended_below_a_budget(tmp_path):
+    makers = [EndedEarly(tmp_path / "a", rounds=4), FolderMaker(tmp_path / "b", method="fedavg")]
+    runs = [read_run(maker.write()) for maker in makers]
+    reached, above = makers[0].spent(3)["images"], makers[1].spent(6)["images"] + 1
+    rows = [
+        ResultRow(method=run.method, held_out="ink", seed=0, budget=budget, run=run.at(budget))
+        for run in runs
+        for budget in (reached, above)
+    ]
+    for some, reason in (
+        (rows[:2], "because privacy ended training: the last"),
+        (rows, "privacy ended training or batches were not full or updates were refused: the last"),
+        (rows[2:], "because batches were not full or updates were refused: the last"),
+    ):
+        results = Results("mine", "mine", some)
+        for known in (results, of_file(results, tmp_path)):
+            (text,) = found_in(known, "budget-not-reached")
+            assert reason in text
+    assert [row.ended_early for row in rows] == [False, True, False, False]
 
 
 def test_runs_whose_methods_had_other_tasks_are_warned_about(folder_maker):

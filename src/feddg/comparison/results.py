@@ -28,6 +28,7 @@ from feddg.messages import plain_text
 from feddg.records import CONSTANT, RISING, TEST, VAL, JsonFile, NumberRow
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
+    EARLY,
     MAJORITY,
     OF_SETTINGS,
     STILL_RISING,
@@ -402,7 +403,8 @@ class Results:
             f"No method here is fit to use: none of them beats {CONSTANT_ANSWER} by more than "
             "chance."
         )
-        return warning("no-method-fit", text, _remedy(self.runs()))
+        early = any(row.ended_early for row in self.rows)
+        return warning("no-method-fit", text, _remedy(self.runs(), early=early))
 
     def of(self, method: str) -> list[ResultRow]:
         """Returns the rows of a method."""
@@ -572,10 +574,11 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({fields.get(name) for fields in settings}) > 1]
 
 
-def _remedy(runs: Sequence[Run]) -> str:
+def _remedy(runs: Sequence[Run], *, early: bool = False) -> str:
     """Returns the likeliest causes of a failure in most runs, and a command against the first."""
     if not runs:
-        return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
+        longer = "" if early else "longer, "
+        return f"Train {longer}on more images, or from pretrained weights (--weights imagenet)."
     causes = [causes_of_failure(run) for run in runs]
     likeliest = Counter(of_run[0].reason for of_run in causes).most_common(1)[0][0]
     run, explained = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
@@ -609,18 +612,21 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """Returns the warnings about a run, from the run or its row."""
+    found: list[tuple[str, Severity]] = []
     if row.run is None:
-        found: list[tuple[str, Severity]] = []
         if any(number.value for number in row.table.where(rule=rule.name, metric=CONSTANT)):
             found.append((MAJORITY, "warning"))
         if any(number.value for number in row.table.where(rule=FINAL.name, metric=RISING)):
             found.append((STILL_RISING, "note"))
-        return found
-    table = row.run.table
-    diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
-    recorded = row.run.summary.diagnostics if row.run.summary else []
-    diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
-    return [(one.code, one.severity) for one in diagnostics]
+    else:
+        table = row.run.table
+        diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
+        recorded = row.run.summary.diagnostics if row.run.summary else []
+        diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
+        found = [(one.code, one.severity) for one in diagnostics]
+    if row.ended_early:  # further rounds are what it cannot have
+        found = [(EARLY, "warning"), *(pair for pair in found if pair[0] != STILL_RISING)]
+    return found
 
 
 def about_provenance(results: Results) -> Iterator[Diagnostic]:
@@ -658,18 +664,18 @@ def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
     """Reports runs whose last round ended before their budget of images, or far beyond it."""
     seen = [
-        (number.images, row.budget, row.run.has_one_round if row.run else number.round == 1)
+        (number.images, row.budget, _why_below(row, number))
         for row in results.rows
         for number in row.table.where(rule=FINAL.name).rows[:1]
         if row.budget is not None and number.images is not None
-    ]  # of a file, one round is taken for a method's only one
-    below = [(images, budget) for images, budget, once in seen if images < budget and not once]
+    ]
+    below = [(images, budget, why) for images, budget, why in seen if images < budget and why]
     if below:
-        images, budget = min(below)
+        images, budget, _ = min(below)
+        causes = sorted({why for *_, why in below}, reverse=True)
         text = (
             f"{counted(len(below), 'run')} ended below the budget of {short(budget)} images, with "
-            f"{short(images)}, because batches were not full or updates were refused: the last "
-            "round is used."
+            f"{short(images)}, because {' or '.join(causes)}: the last round is used."
         )
         yield warning("budget-not-reached", text)
     beyond = [(images / budget, budget) for images, budget, _ in seen if images > 1.1 * budget]
@@ -680,6 +686,15 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
             f"{times:.1f} times {short(budget)}: a round counts whole, and methods' rounds differ."
         )
         yield note("budget-exceeded", text, "Compare at larger budgets, or in shorter rounds.")
+
+
+def _why_below(row: ResultRow, number: NumberRow) -> str:
+    """Why a run may have ended below its budget; empty for a method of one round."""
+    if row.ended_early:
+        return "privacy ended training"
+    # Of a file, one round is taken for a method's only one.
+    once = row.run.has_one_round if row.run else number.round == 1
+    return "" if once else "batches were not full or updates were refused"
 
 
 def evaluations(row: ResultRow, weights: str) -> dict[int, tuple[NumberRow, float]]:

@@ -29,7 +29,7 @@ from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
 from feddg.models.backbones import weights_digest
-from feddg.records import ID_VAL, SPLITS, TEST, NumberRow, as_csv, from_cell
+from feddg.records import ENDED_EARLY, ID_VAL, SPLITS, TEST, NumberRow, as_csv, from_cell
 from feddg.runs.prepare import named_files
 from feddg.runs.provenance import IMAGES, ImagesNow
 from feddg.runs.reading import Run
@@ -212,6 +212,11 @@ class ResultRow(BaseModel):
         if self.run is not None:
             return str(self.run.environment.get("precision") or "")
         return next((part for part in self.machine.split(", ") if part in PRECISIONS), "")
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run spent its privacy budget before the last planned round."""
+        return bool(self.table.where(metric=ENDED_EARLY))
 
     @property
     def heading(self) -> str:

@@ -28,7 +28,7 @@ from feddg.report.text import (
     split_heading,
     table_from,
 )
-from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING, UNSTEADY
+from feddg.runs.diagnostics import EARLY, IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING, UNSTEADY
 from feddg.runs.idle import DEAL_OUT, ONE_DOMAIN
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
@@ -58,6 +58,8 @@ MOST_DOMAINS = 6
 """With more domains, a table shows how far their differences spread."""
 ADVICE = {
     STILL_RISING: "Train longer.",
+    EARLY: "Part of a difference may be these rounds, and averages of models and falling learning "
+    "rates go by the plan: plan as many rounds as privacy pays for.",
     UNSTEADY: "Average the last rounds (--averaging swa), or lower the learning rate.",
     ONE_DOMAIN: DEAL_OUT,
 }

@@ -316,10 +316,17 @@ class Run(Shown):
         for name in WHOLE_FILES:
             if not is_file(self.folder / name):
                 return f"{name} is missing"
-        early = any(found.code == "budget-spent" for found in self.summary.diagnostics)
-        wanted = self.summary.rounds if early else self.rounds_planned or 0
+        early = self.ended_early
+        wanted = (self.rounds_planned or 0) if early is None else early
         if len(self.rounds) < wanted:
             return f"{ROUNDS_FILE} has {len(self.rounds)} of {wanted} rounds"
+        return None
+
+    @property
+    def ended_early(self) -> int | None:
+        """The last round, if the privacy budget was spent before all planned ones; else None."""
+        if self.summary and any(one.code == "budget-spent" for one in self.summary.diagnostics):
+            return self.summary.rounds
         return None
 
     @property
