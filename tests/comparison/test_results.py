@@ -501,6 +501,8 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
     code, shown, _ = reported(path)
     assert code == 0
     assert "| MixStyle | sketch | 0 | 50.0 |" in shown
+    for caveat in ("2 runs known from a results file alone", "One seed only"):
+        assert caveat in shown.partition("## ")[0]
     page = tmp_path / "page.md"
     assert reported(path, "--out", page)[0] == 0
     marked = f"<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
@@ -916,6 +918,15 @@ def test_a_run_that_stands_in_every_column_is_counted_once():
     assert "3 runs" in comparison_page(results).tags
     (text,) = found_in(results, "runs-from-a-file")
     assert text.startswith("3 runs known from a results file alone")
+
+
+def test_several_versions_in_one_column_are_named():
+    versions = {"fedavg": "0.1.0", "pardon": "0.0.7", "ridge": "0.1.0", "mixstyle": ""}
+    rows = [row_of(0.5, method, version=version) for method, version in versions.items()]
+    (text,) = found_in(Results.of_rows(rows), "several-versions")
+    assert text.startswith("Made with several versions of feddg, as ")
+    assert text.endswith(" as fedavg, ridge with 0.1.0 / pardon with 0.0.7 in ink.")
+    assert not found_in(Results.of_rows([rows[0], *rows[2:]]), "several-versions")
 
 
 def test_runs_on_two_folders_whose_domains_have_one_name_are_two(tmp_path):

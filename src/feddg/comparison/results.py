@@ -630,7 +630,7 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
 
 
 def about_provenance(results: Results) -> Iterator[Diagnostic]:
-    """Reports columns whose results are of different images or precisions, where recorded."""
+    """Reports columns whose results differ in images, precision or version, where recorded."""
     if unlike := _unlike(results, lambda row: row.images_hash):
         column, methods = next(iter(unlike.items()))
         text = (
@@ -643,6 +643,12 @@ def about_provenance(results: Results) -> Iterator[Diagnostic]:
         apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
         text = f"Computed in several precisions, as {apart} in {column}."
         yield note("several-precisions", text)
+    if unlike := _unlike(results, lambda row: row.version):
+        column, methods = next(iter(unlike.items()))
+        apart = " / ".join(f"{own} with {version}" for version, own in methods.items())
+        yield note(
+            "several-versions", f"Made with several versions of feddg, as {apart} in {column}."
+        )
 
 
 def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
