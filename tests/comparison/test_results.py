@@ -91,7 +91,9 @@ RESULTS = st.builds(
     budget=st.none() | st.integers(1, 10**9),
     machine=TEXT,
     hashes=st.dictionaries(TEXT, TEXT, max_size=2),
-    numbers=st.lists(NUMBERS, max_size=4, unique_by=lambda one: (one.of, one.weights)).map(tuple),
+    numbers=st.lists(NUMBERS, max_size=4, unique_by=lambda one: (one.of, one.weights)).map(
+        lambda numbers: (*numbers, NumberRow(metric="bytes_per_round", value=0.5))
+    ),
 )
 
 
@@ -469,6 +471,33 @@ def test_a_damaged_file_is_named_with_its_line(subtests, tmp_path_factory):
                 read_results(results_file(tmp_path, text=text))
             assert "kept.csv" in str(caught.value)
             assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_lost_lines_is_named_and_not_taken_for_whole(tmp_path):
+    plan, path = PLAN | {"methods": ["fedavg", "fedprox"]}, results_file(tmp_path)
+    compare(plan, tmp_path / "out", cache=tmp_path / "cache", report=False, results=path)
+    whole = path.read_text().splitlines(keepends=True)
+    assert all("bytes_per_round" in whole[at] for at in (len(whole) // 2, -1))
+    of_accuracy = [whole[0], *(line for line in whole if ",accuracy," in line)]
+    for kept, method in (
+        (whole[:-1], "fedprox"),
+        (whole[: len(whole) // 2 + 4], "fedprox"),
+        (of_accuracy, "fedavg"),
+    ):
+        path.write_text("".join(kept))
+        with pytest.raises(RunError, match=rf"lines of {method}, sketch, seed 0 are missing; put"):
+            compare(plan, tmp_path / "again", results=path)
+        assert path.read_text() == "".join(kept)
+    path.write_text("".join(whole[: len(whole) // 2 + 1]))
+    assert [row.method for row in read_results(path)] == ["fedavg"]
+
+
+def test_two_files_put_one_behind_the_other_are_one(tmp_path):
+    other = GOOD.replace("0123abcd,fedavg", "0123abce,mixstyle")
+    rows = read_results(results_file(tmp_path, text=HEADS + GOOD + HEADS + other))
+    assert [row.method for row in rows] == ["fedavg", "mixstyle"]
+    with pytest.raises(RunError, match=r"line 4: fedavg, sketch, seed 0 of experiment .* line 2"):
+        read_results(results_file(tmp_path, text=2 * (HEADS + GOOD)))
 
 
 def test_a_file_with_the_line_ends_of_another_system_is_read(tmp_path):
