@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -638,17 +639,11 @@ def about_provenance(results: Results) -> Iterator[Diagnostic]:
             f"{' / '.join(methods.values())} in {column}: part of a difference may come from them."
         )
         yield warning("different-images", text, "Run all of a column on the same images.")
-    if unlike := _unlike(results, lambda row: row.precision):
-        column, methods = next(iter(unlike.items()))
-        apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
-        text = f"Computed in several precisions, as {apart} in {column}."
-        yield note("several-precisions", text)
-    if unlike := _unlike(results, lambda row: row.version):
-        column, methods = next(iter(unlike.items()))
-        apart = " / ".join(f"{own} with {version}" for version, own in methods.items())
-        yield note(
-            "several-versions", f"Made with several versions of feddg, as {apart} in {column}."
-        )
+    for name, what in (("precision", "precisions"), ("version", "versions of feddg")):
+        if unlike := _unlike(results, attrgetter(name)):
+            column, methods = next(iter(unlike.items()))
+            apart = " / ".join(f"{own} in {value}" for value, own in methods.items())
+            yield note(f"several-{name}s", f"Computed in several {what}, as {apart} in {column}.")
 
 
 def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
@@ -670,15 +665,17 @@ def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
     """Reports runs whose last round ended before their budget of images, or far beyond it."""
     seen = [
-        (number.images, row.budget, _why_below(row, number))
+        (number.images, row.budget, row.run.has_one_round if row.run else number.round == 1)
         for row in results.rows
         for number in row.table.where(rule=FINAL.name).rows[:1]
         if row.budget is not None and number.images is not None
-    ]
-    below = [(images, budget, why) for images, budget, why in seen if images < budget and why]
+    ]  # of a file, one round is taken for a method's only one
+    below = [(images, budget) for images, budget, once in seen if images < budget and not once]
     if below:
-        images, budget, _ = min(below)
-        causes = sorted({why for *_, why in below}, reverse=True)
+        images, budget = min(below)
+        early = sum(row.ended_early for row in results.rows)
+        causes = ["privacy ended training"] * (early > 0)
+        causes += ["batches were not full or updates were refused"] * (early < len(below))
         text = (
             f"{counted(len(below), 'run')} ended below the budget of {short(budget)} images, with "
             f"{short(images)}, because {' or '.join(causes)}: the last round is used."
@@ -692,15 +689,6 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
             f"{times:.1f} times {short(budget)}: a round counts whole, and methods' rounds differ."
         )
         yield note("budget-exceeded", text, "Compare at larger budgets, or in shorter rounds.")
-
-
-def _why_below(row: ResultRow, number: NumberRow) -> str:
-    """Why a run may have ended below its budget; empty for a method of one round."""
-    if row.ended_early:
-        return "privacy ended training"
-    # Of a file, one round is taken for a method's only one.
-    once = row.run.has_one_round if row.run else number.round == 1
-    return "" if once else "batches were not full or updates were refused"
 
 
 def evaluations(row: ResultRow, weights: str) -> dict[int, tuple[NumberRow, float]]:

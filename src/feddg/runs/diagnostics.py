@@ -511,7 +511,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
     if inside is not None and inside.accuracy.low > (1 + (inside.constant or 0)) / 2:
         known = f"in-domain the model is right for {inside.accuracy.share:.1%}"
         causes.append(Cause("a held-out domain unlike the others, or with other labels", known, ()))
-    if trains and run.ended_early is None and rounds <= FEW_ROUNDS and _still_falls(losses):
+    if trains and not run.ended_early and rounds <= FEW_ROUNDS and _still_falls(losses):
         known = "the training loss was still falling after" if len(losses) > 2 else "only"
         evidence = f"{known} {counted(rounds, 'round')}"
         causes.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))

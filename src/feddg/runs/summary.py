@@ -133,7 +133,7 @@ def _flags(run: Run, rule: SelectionRule, table: NumberTable) -> Iterator[Number
 
 
 def _of_all_rounds(run: Run) -> Iterator[NumberRow]:
-    if run.ended_early == run.rounds_done:  # and not at a budget that it reached before
+    if run.ended_early:
         yield NumberRow(metric=ENDED_EARLY, value=1.0)
     for weights in (LAST, SWA):
         moved = mean_step(run.table.where(weights=weights), run.rounds_done)
