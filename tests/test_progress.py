@@ -7,7 +7,7 @@ import types
 import pytest
 from rich.console import Console
 
-from feddg.comparison.plan import Cell
+from feddg.comparison.plan import Cell, Plan
 from feddg.comparison.pool import Outcome
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
@@ -20,6 +20,7 @@ from feddg.progress import (
     notebook_observer,
     notebook_watcher,
     observer,
+    print_plan,
     working,
 )
 from feddg.records import RoundRow
@@ -42,6 +43,14 @@ def shown():
 
 def lines(console):
     return console.file.getvalue().replace("\N{NO-BREAK SPACE}", " ").splitlines()
+
+
+def test_domains_of_one_name_in_two_data_sets_are_two_in_the_plan(shown):
+    plan = Plan(base={}, data=["digits", "emoji"], methods=["fedavg"], hold_out=["sketch"])
+    cells = [Cell("fedavg", "ink", {"data": name}, 0, EXPERIMENT) for name in ("small", "large")]
+    made = {"cells": cells, "missing": [], "folders": [], "started": 0, "folder": "here"}
+    print_plan(shown, types.SimpleNamespace(plan=plan, **made))
+    assert ["held", "out", "2", "small/ink,", "large/ink"] in map(str.split, lines(shown))
 
 
 def test_a_line_at_evaluated_rounds_and_after_a_long_silence(shown):

@@ -353,6 +353,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
         ({"learning_rate": 1}, r"'learning_rate' \(did you mean 'lr'\?\)"),
         ({"head": "ridge"}, r"'head' \(did you mean train={'head': ...}\?\)"),
         ({"shard": 2}, r"no field 'shard': its images"),
+        ({"per_round": 4}, r"\(did you mean 'clients_per_round'\?\).*, clients_per_round, norm"),
         ({"method": "centralised"}, "no clients"),
         ({"method": "pardno"}, "did you mean 'pardon'"),
     ]:

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from feddg.comparison.plan import Cell
+from feddg.comparison.plan import DATA, Cell
 from feddg.comparison.pool import Outcome, Reporter, Watcher
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import DEFAULT, Experiment
@@ -100,7 +100,9 @@ def print_plan(console: Console, comparison: "Comparison") -> None:
     folders, started = comparison.folders, comparison.started
     complete = len(folders) - len(missing)
     table = Table(title=escape(plan.title or plan.name), show_header=False, box=None)
-    axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
+    sets = [[cell.conditions[DATA]] if DATA in cell.conditions else [] for cell in cells]
+    held_out = ["/".join([*own, cell.held_out]) for own, cell in zip(sets, cells)]
+    axes = {"methods": [cell.method for cell in cells], "held out": held_out}
     for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
         # Of trials, a value of one method's own setting is no other method's.
         axes[name] = [cell.conditions[name] for cell in cells if name in cell.conditions]

@@ -234,6 +234,7 @@ class RoundRow(Row):
 
 
 CONSTANT, RISING, FLUCTUATION = "constant", "rising", "fluctuation"
+ENDED_EARLY = "ended_early"
 
 
 class NumberRow(Row):
@@ -242,9 +243,10 @@ class NumberRow(Row):
     Besides the metrics of :mod:`feddg.evaluation.metrics`, of 0 to 1, there are: ``constant`` and
     ``rising``, 1 where the model is no better on the test domains than one that always names the
     same class, and where its accuracy there was still rising at the last round, else 0 (in-domain
-    validation judges, where no domain is held out); ``fluctuation``, by how much the accuracy on
-    the test domains changes from one evaluated round to the next, mean over the second half of the
-    rounds; and, by round, means: ``seconds_per_round`` of training and aggregation,
+    validation judges, where no domain is held out); ``ended_early``, 1 of a run that spent its
+    privacy budget before the last planned round, and of no other; ``fluctuation``, by how much the
+    accuracy on the test domains changes from one evaluated round to the next, mean over the second
+    half of the rounds; and, by round, means: ``seconds_per_round`` of training and aggregation,
     ``images_per_round`` of training steps, each once a step, ``forwards_per_round`` of images
     through the networks where they were counted, ``bytes_per_round`` that a client sends and is
     sent.

@@ -63,9 +63,12 @@ from feddg.storage import cache_folder, hash_of
 from feddg.text import counted
 
 PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")
-FIELDS = ("clients.per_round", "model.normalization", "evaluate.batch_size")
-"""The fields of an experiment that a federation in memory accepts: whole parts, and single fields.
-"""
+FIELDS = {
+    "clients.per_round": "clients_per_round",
+    "model.normalization": "normalization",
+    "evaluate.batch_size": "evaluate={'batch_size': ...}",
+}
+"""What a federation in memory takes of an experiment: parts, and fields with how they are given."""
 
 
 class Labelled(Protocol):
@@ -452,14 +455,14 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
         path for path in leaves(given) if path.partition(".")[0] not in PARTS and path not in FIELDS
     ]
     if strange:
-        known = {name for name, path in SHORTHANDS.items() if path.partition(".")[0] in PARTS}
+        known = {name for name, path in SHORTHANDS.items() if path.startswith((*PARTS, *FIELDS))}
         parts = ExperimentSettings().model_dump(include={"train", "server", "privacy"})
         part = next((part for part, inside in parts.items() if strange[0] in inside), None)
         whole = f" (did you mean {part}={{{strange[0]!r}: ...}}?)"
         near = whole if part else nearest(strange[0], known)
         raise ExperimentError(
-            f"a Federation has no field {strange[0]!r}{near}: its "
-            f"images and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
+            f"a Federation has no field {strange[0]!r}{near}: its images and network are those it "
+            f"is given; there are: {', '.join((*PARTS, *FIELDS.values()))}"
         )
     defaults = {
         "clients": {"number": clients},

@@ -38,19 +38,20 @@ from feddg.comparison.results_file import (
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against, learning_curves
 from feddg.report.comparison_page import comparison_page
-from feddg.report.tables import about_results, budget_table
+from feddg.report.tables import about_results, budget_table, conclusion
 from feddg.runs.diagnostics import MAJORITY, Cause
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.settings import merge
 from feddg.text import duration, percent
-from run_folders import FolderMaker, numbers, table_of
+from run_folders import ConstantMaker, FolderMaker, RisingMaker, numbers, table_of
 
 PLAN = {
     "name": "mine",
@@ -90,7 +91,9 @@ RESULTS = st.builds(
     budget=st.none() | st.integers(1, 10**9),
     machine=TEXT,
     hashes=st.dictionaries(TEXT, TEXT, max_size=2),
-    numbers=st.lists(NUMBERS, max_size=4, unique_by=lambda one: (one.of, one.weights)).map(tuple),
+    numbers=st.lists(NUMBERS, max_size=4, unique_by=lambda one: (one.of, one.weights)).map(
+        lambda numbers: (*numbers, NumberRow(metric="bytes_per_round", value=0.5))
+    ),
 )
 
 
@@ -470,6 +473,33 @@ def test_a_damaged_file_is_named_with_its_line(subtests, tmp_path_factory):
             assert "\n" not in str(caught.value)
 
 
+def test_a_run_that_lost_lines_is_named_and_not_taken_for_whole(tmp_path):
+    plan, path = PLAN | {"methods": ["fedavg", "fedprox"]}, results_file(tmp_path)
+    compare(plan, tmp_path / "out", cache=tmp_path / "cache", report=False, results=path)
+    whole = path.read_text().splitlines(keepends=True)
+    assert all("bytes_per_round" in whole[at] for at in (len(whole) // 2, -1))
+    of_accuracy = [whole[0], *(line for line in whole if ",accuracy," in line)]
+    for kept, method in (
+        (whole[:-1], "fedprox"),
+        (whole[: len(whole) // 2 + 4], "fedprox"),
+        (of_accuracy, "fedavg"),
+    ):
+        path.write_text("".join(kept))
+        with pytest.raises(RunError, match=rf"lines of {method}, sketch, seed 0 are missing; put"):
+            compare(plan, tmp_path / "again", results=path)
+        assert path.read_text() == "".join(kept)
+    path.write_text("".join(whole[: len(whole) // 2 + 1]))
+    assert [row.method for row in read_results(path)] == ["fedavg"]
+
+
+def test_two_files_put_one_behind_the_other_are_one(tmp_path):
+    other = GOOD.replace("0123abcd,fedavg", "0123abce,mixstyle")
+    rows = read_results(results_file(tmp_path, text=HEADS + GOOD + HEADS + other))
+    assert [row.method for row in rows] == ["fedavg", "mixstyle"]
+    with pytest.raises(RunError, match=r"line 4: fedavg, sketch, seed 0 of experiment .* line 2"):
+        read_results(results_file(tmp_path, text=2 * (HEADS + GOOD)))
+
+
 def test_a_file_with_the_line_ends_of_another_system_is_read(tmp_path):
     path = results_file(tmp_path, text=HEADS + GOOD)
     rows = read_results(path)
@@ -500,6 +530,8 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
     code, shown, _ = reported(path)
     assert code == 0
     assert "| MixStyle | sketch | 0 | 50.0 |" in shown
+    for caveat in ("2 runs known from a results file alone", "One seed only"):
+        assert caveat in shown.partition("## ")[0]
     page = tmp_path / "page.md"
     assert reported(path, "--out", page)[0] == 0
     marked = f"<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
@@ -917,6 +949,15 @@ def test_a_run_that_stands_in_every_column_is_counted_once():
     assert text.startswith("3 runs known from a results file alone")
 
 
+def test_several_versions_in_one_column_are_named():
+    versions = {"fedavg": "0.1.0", "pardon": "0.0.7", "ridge": "0.1.0", "mixstyle": ""}
+    rows = [row_of(0.5, method, version=version) for method, version in versions.items()]
+    (text,) = found_in(Results.of_rows(rows), "several-versions")
+    assert text.startswith("Computed in several versions of feddg, as ")
+    assert text.endswith(" as fedavg, ridge in 0.1.0 / pardon in 0.0.7 in ink.")
+    assert not found_in(Results.of_rows([rows[0], *rows[2:]]), "several-versions")
+
+
 def test_runs_on_two_folders_whose_domains_have_one_name_are_two(tmp_path):
     both = [{"name": name, "source": "folder", "root": f"/{name}"} for name in "ab"]
     plan = Plan(data=both, methods=["fedavg"], hold_out=["photo"])
@@ -946,6 +987,76 @@ def test_several_precisions_in_one_column_are_named(folder_maker):
         made = {"precision": precision, "device": "cuda"}
         (folder / "environment.json").write_text(json.dumps(made))
     assert len(found_in(results_of(folders), "several-precisions")) == 1
+
+
+class EndedEarly(RisingMaker):
+    """A run whose accuracy rises until its privacy budget is spent, before its last round."""
+
+    def summary(self):
+        why = Diagnostic("budget-spent", "warning", "The run ends after round 4 of 6.")
+        return super().summary().model_copy(update={"diagnostics": [why]})
+
+
+def of_file(results, path):
+    """The same results, known from a file alone."""
+    without = {"run": None, "folder": ""}
+    rows = [
+        row.model_copy(update=without | {"numbers": row.table.rows, "experiment": f"{at:08x}"})
+        for at, row in enumerate(results.rows)
+    ]
+    return Results.read(results_file(path, text=to_text(rows)))
+
+
+def test_runs_that_privacy_ended_early_are_named_and_never_told_to_train_longer(tmp_path):
+    folders = [
+        maker(tmp_path / f"{method}{seed}", method=method, seed=seed, rounds=rounds).write()
+        for maker, method, rounds in ((EndedEarly, "fedavg", 4), (RisingMaker, "pardon", 6))
+        for seed in range(2)
+    ]
+    results = results_of(folders)
+    for known in (results, of_file(results, tmp_path)):
+        (early,) = found_in(known, "ended-early")
+        assert early.startswith(
+            "The privacy budget was spent before the last planned round: FedAvg in both runs."
+        )
+        assert "(but ended early in both runs)" in conclusion(known).text
+        (rising,) = found_in(known, "still-rising")
+        assert "PARDON in both runs" in rising
+        assert "FedAvg" not in rising
+    assert not found_in(results_of(folders[2:]), "ended-early")
+
+
+def test_a_useless_method_that_privacy_ended_early_needs_other_things_than_rounds(tmp_path):
+    class Useless(EndedEarly, ConstantMaker):
+        accuracy = ConstantMaker.accuracy
+
+    results = results_of([Useless(tmp_path / "run", rounds=4).write()])
+    assert "too few rounds" not in results.no_method_fit.advice
+    known = of_file(results, tmp_path)
+    assert known.no_method_fit.advice.startswith("Train on more images, or")
+    for one in (results, known):
+        assert len(found_in(one, "ended-early")) == 1
+
+
+def test_privacy_is_the_reason_why_its_runs_ended_below_a_budget(tmp_path):
+    makers = [EndedEarly(tmp_path / "a", rounds=4), FolderMaker(tmp_path / "b", method="fedavg")]
+    runs = [read_run(maker.write()) for maker in makers]
+    reached, above = makers[0].spent(4)["images"], makers[1].spent(6)["images"] + 1
+    rows = [
+        ResultRow(method=run.method, held_out="ink", seed=0, budget=budget, run=run.at(budget))
+        for run in runs
+        for budget in (reached, above)
+    ]
+    for some, reason in (
+        (rows[:2], "because privacy ended training: the last"),
+        (rows, "privacy ended training or batches were not full or updates were refused: the last"),
+        (rows[2:], "because batches were not full or updates were refused: the last"),
+    ):
+        results = Results("mine", "mine", some)
+        for known in (results, of_file(results, tmp_path)):
+            (text,) = found_in(known, "budget-not-reached")
+            assert reason in text
+    assert [row.ended_early for row in rows] == [False, True, False, False]
 
 
 def test_runs_whose_methods_had_other_tasks_are_warned_about(folder_maker):

@@ -349,6 +349,21 @@ def test_what_is_missing_is_in_no_mean_beside_the_accuracies(tmp_path):
     assert "over at most 2 seeds" in table.caption
 
 
+def test_seeds_that_all_methods_lack_in_a_column_are_not_counted(tmp_path):
+    folders = {
+        (method, held, seed): FolderMaker(
+            tmp_path / f"{method}{held}{seed}", method=method, test=[held], seed=seed
+        ).write()
+        for method in ("fedavg", "pardon")
+        for held in ("photo", "ink")
+        for seed in range(2)
+    }
+    some = [folder for place, folder in folders.items() if place[1:] != ("ink", 1)]
+    whole, part = (accuracy_table(results_of(own), FINAL) for own in ([*folders.values()], some))
+    assert "over 2 seeds" in whole.caption
+    assert "over at most 2 seeds" in part.caption
+
+
 def test_a_method_against_itself_under_other_seeds_is_undecided(folder_maker):
     """Two groups of runs of one method that differ in their seeds alone."""
     random = np.random.default_rng(5)
@@ -770,6 +785,19 @@ def test_a_comparison_page_is_of_one_rule(tmp_path):
     assert "after the final round" not in captions
     curve = next(b for b in page.sections[0].blocks if isinstance(b, Chart))
     assert "Each round's own model is measured" in curve.caption
+
+
+def test_a_rule_of_all_budgets_is_not_said_to_be_served_where_no_run_serves_it(tmp_path):
+    rows = []
+    for method in ("fedavg", "pardon"):
+        maker = Averaged(tmp_path / method, method=method)
+        run, ends = read_run(maker.write()), [maker.spent(at)["images"] for at in (2, 6)]
+        place = {"method": method, "held_out": "photo", "seed": 0}
+        rows += [ResultRow(**place, budget=budget, run=run.at(budget)) for budget in ends]
+    results = Results("x", "x", rows)
+    assert [run.default_rule.name for run in results.at_largest.runs()] == ["swa", "swa"]
+    said = comparison_page(results).opening[-1].text
+    assert "for the model “final round”: runs serve other ones, but all results have this" in said
 
 
 def metrics_column(table, heading):

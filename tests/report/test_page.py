@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -17,10 +18,11 @@ from feddg.api import resume, run
 from feddg.cli import app
 from feddg.errors import RunError
 from feddg.experiment import load_stored
-from feddg.report.blocks import Code, Page
+from feddg.report.blocks import Code, Fold, Page, Prose
 from feddg.report.page import (
     ensure_report,
     page_about,
+    tables_of,
     write_between_marks,
     write_report,
     write_tables,
@@ -569,6 +571,15 @@ def test_the_page_of_an_unfinished_run_does_not_stay(train_once, tmp_path):
     resume(folder)
     assert "interrupted" not in (folder / "report.html").read_text("utf-8")
     assert (folder / "model_card.md").exists()
+
+
+def test_the_notes_of_a_page_are_in_its_markdown(finished):
+    page = page_about([finished])
+    further = Fold("2 further notes", [Prose("Mind the_gap."), Prose("And <this>.")])
+    page = replace(page, lead="All *fine*.", opening=[Prose("A notice.", notice=True), further])
+    text = tables_of(page)
+    notes = "All \\*fine\\*.\n\nA notice.\n\nMind the\\_gap.\n\nAnd \\<this\\>.\n\n## "
+    assert text.startswith(notes)
 
 
 def test_a_run_of_a_package_that_is_not_here_has_a_page_without_a_card(tmp_path):

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +29,7 @@ from feddg.messages import plain_text
 from feddg.records import CONSTANT, RISING, TEST, VAL, JsonFile, NumberRow
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
+    EARLY,
     MAJORITY,
     OF_SETTINGS,
     STILL_RISING,
@@ -402,7 +404,8 @@ class Results:
             f"No method here is fit to use: none of them beats {CONSTANT_ANSWER} by more than "
             "chance."
         )
-        return warning("no-method-fit", text, _remedy(self.runs()))
+        early = any(row.ended_early for row in self.rows)
+        return warning("no-method-fit", text, _remedy(self.runs(), early=early))
 
     def of(self, method: str) -> list[ResultRow]:
         """Returns the rows of a method."""
@@ -572,10 +575,11 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return [name for name in names if len({fields.get(name) for fields in settings}) > 1]
 
 
-def _remedy(runs: Sequence[Run]) -> str:
+def _remedy(runs: Sequence[Run], *, early: bool = False) -> str:
     """Returns the likeliest causes of a failure in most runs, and a command against the first."""
     if not runs:
-        return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
+        longer = "" if early else "longer, "
+        return f"Train {longer}on more images, or from pretrained weights (--weights imagenet)."
     causes = [causes_of_failure(run) for run in runs]
     likeliest = Counter(of_run[0].reason for of_run in causes).most_common(1)[0][0]
     run, explained = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
@@ -609,22 +613,25 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """Returns the warnings about a run, from the run or its row."""
+    found: list[tuple[str, Severity]] = []
     if row.run is None:
-        found: list[tuple[str, Severity]] = []
         if any(number.value for number in row.table.where(rule=rule.name, metric=CONSTANT)):
             found.append((MAJORITY, "warning"))
         if any(number.value for number in row.table.where(rule=FINAL.name, metric=RISING)):
             found.append((STILL_RISING, "note"))
-        return found
-    table = row.run.table
-    diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
-    recorded = row.run.summary.diagnostics if row.run.summary else []
-    diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
-    return [(one.code, one.severity) for one in diagnostics]
+    else:
+        table = row.run.table
+        diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
+        recorded = row.run.summary.diagnostics if row.run.summary else []
+        diagnostics += [one for one in recorded if one.code in OF_SETTINGS]
+        found = [(one.code, one.severity) for one in diagnostics]
+    if row.ended_early:  # further rounds are what it cannot have
+        found = [(EARLY, "warning"), *(pair for pair in found if pair[0] != STILL_RISING)]
+    return found
 
 
 def about_provenance(results: Results) -> Iterator[Diagnostic]:
-    """Reports columns whose results are of different images or precisions, where recorded."""
+    """Reports columns whose results differ in images, precision or version, where recorded."""
     if unlike := _unlike(results, lambda row: row.images_hash):
         column, methods = next(iter(unlike.items()))
         text = (
@@ -632,11 +639,11 @@ def about_provenance(results: Results) -> Iterator[Diagnostic]:
             f"{' / '.join(methods.values())} in {column}: part of a difference may come from them."
         )
         yield warning("different-images", text, "Run all of a column on the same images.")
-    if unlike := _unlike(results, lambda row: row.precision):
-        column, methods = next(iter(unlike.items()))
-        apart = " / ".join(f"{own} in {precision}" for precision, own in methods.items())
-        text = f"Computed in several precisions, as {apart} in {column}."
-        yield note("several-precisions", text)
+    for name, what in (("precision", "precisions"), ("version", "versions of feddg")):
+        if unlike := _unlike(results, attrgetter(name)):
+            column, methods = next(iter(unlike.items()))
+            apart = " / ".join(f"{own} in {value}" for value, own in methods.items())
+            yield note(f"several-{name}s", f"Computed in several {what}, as {apart} in {column}.")
 
 
 def _unlike(results: Results, of: Callable[[ResultRow], str]) -> dict[str, dict[str, str]]:
@@ -666,10 +673,12 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
     below = [(images, budget) for images, budget, once in seen if images < budget and not once]
     if below:
         images, budget = min(below)
+        early = sum(row.ended_early for row in results.rows)
+        causes = ["privacy ended training"] * (early > 0)
+        causes += ["batches were not full or updates were refused"] * (early < len(below))
         text = (
             f"{counted(len(below), 'run')} ended below the budget of {short(budget)} images, with "
-            f"{short(images)}, because batches were not full or updates were refused: the last "
-            "round is used."
+            f"{short(images)}, because {' or '.join(causes)}: the last round is used."
         )
         yield warning("budget-not-reached", text)
     beyond = [(images / budget, budget) for images, budget, _ in seen if images > 1.1 * budget]

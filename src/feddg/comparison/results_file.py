@@ -29,7 +29,7 @@ from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
 from feddg.models.backbones import weights_digest
-from feddg.records import ID_VAL, SPLITS, TEST, NumberRow, as_csv, from_cell
+from feddg.records import ENDED_EARLY, ID_VAL, SPLITS, TEST, NumberRow, as_csv, from_cell
 from feddg.runs.prepare import named_files
 from feddg.runs.provenance import IMAGES, ImagesNow
 from feddg.runs.reading import Run
@@ -214,6 +214,11 @@ class ResultRow(BaseModel):
         return next((part for part in self.machine.split(", ") if part in PRECISIONS), "")
 
     @property
+    def ended_early(self) -> bool:
+        """Whether the run spent its privacy budget before the last planned round."""
+        return bool(self.table.where(metric=ENDED_EARLY))
+
+    @property
     def heading(self) -> str:
         """What is held out, and the values of further axes."""
         return self.heading_of(self.axes)
@@ -258,8 +263,8 @@ def read_results(path: Path) -> list[ResultRow]:
     """Reads a results file; returns no rows if it does not exist.
 
     Raises:
-        RunError: it is damaged, or has two rows for a run in one place; names the file and the
-            line.
+        RunError: it is damaged, has two rows for a run in one place, or lacks lines of a run; names
+            the file and the line or the run.
     """
     if not is_file(path):
         return []
@@ -273,6 +278,8 @@ def read_results(path: Path) -> list[ResultRow]:
     rows: dict[tuple[str, Place], ResultRow] = {}
     numbers: dict[tuple[str, Place], dict[Any, tuple[int, NumberRow | None]]] = {}
     for line, cells in enumerate(lines, start=2):
+        if cells == heads:  # of a file that was put behind another
+            continue
         if len(cells) != len(heads):
             raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
         fields = {name: cell for name, cell in zip(heads, map(from_cell, cells)) if cell}
@@ -293,10 +300,20 @@ def read_results(path: Path) -> list[ResultRow]:
                 f"{path}, line {line}: {row.method}, {row.heading}, seed {row.seed} of "
                 f"experiment {row.experiment} is in line {first}, too; keep one"
             )
-    return [
+    found = [
         row.model_copy(update={"numbers": tuple(item for _, item in numbers[key].values() if item)})
         for key, row in rows.items()
     ]
+    for (
+        row
+    ) in found:  # whose numbers tell what a round cost is written with the mean, its last line
+        cost = any(number.round and number.bytes is not None for number in row.numbers)
+        if cost and all(number.metric != "bytes_per_round" for number in row.numbers):
+            raise RunError(
+                f"{path}: lines of {row.method}, {row.heading}, seed {row.seed} are missing; put "
+                "them back, or remove its other lines, too, to have it run again"
+            )
+    return found
 
 
 def add_rows(path: Path, rows: Iterable[ResultRow], without: Iterable[ResultRow] = ()) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of
 from feddg.comparison.results_file import to_text
 from feddg.errors import RunError
-from feddg.report.blocks import Page, data_uri, template_named, write_file
+from feddg.report.blocks import Fold, Page, Prose, data_uri, template_named, write_file
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
 from feddg.report.tables import as_markdown, margins_csv, page_tables, to_csv, to_latex, to_markdown
@@ -137,8 +137,10 @@ def write_tables(page: Page, folder: Path) -> None:
 
 
 def tables_of(page: Page) -> str:
-    """Returns a page's lead and all of its tables as Markdown."""
-    parts = [f"{page.lead}\n"]
+    """Returns a page's lead, the notes below it and all of its tables as Markdown."""
+    below = [(one.blocks if isinstance(one, Fold) else [one]) for one in page.opening]
+    notes = [one.text for of_one in below for one in of_one if isinstance(one, Prose)]
+    parts = [f"{as_markdown(text)}\n" for text in (page.lead, *notes)]
     for name, table in page_tables(page):
         parts.append(f"## {name.replace('_', ' ').capitalize()}\n\n{to_markdown(table)}")
     return "\n".join(parts)

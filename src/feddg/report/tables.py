@@ -28,7 +28,7 @@ from feddg.report.text import (
     split_heading,
     table_from,
 )
-from feddg.runs.diagnostics import IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING, UNSTEADY
+from feddg.runs.diagnostics import EARLY, IN_WORDS, MAJORITY, OF_SETTINGS, STILL_RISING, UNSTEADY
 from feddg.runs.idle import DEAL_OUT, ONE_DOMAIN
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
@@ -58,6 +58,8 @@ MOST_DOMAINS = 6
 """With more domains, a table shows how far their differences spread."""
 ADVICE = {
     STILL_RISING: "Train longer.",
+    EARLY: "Part of a difference may be these rounds, and averages of models and falling learning "
+    "rates go by the plan: plan as many rounds as privacy pays for.",
     UNSTEADY: "Average the last rounds (--averaging swa), or lower the learning rate.",
     ONE_DOMAIN: DEAL_OUT,
 }
@@ -139,7 +141,8 @@ def accuracy_table(
         axis: one column for each value of this axis, averaged over the other axes.
         brief: whether to show accuracies only.
     """
-    methods = list(results.values(rule, split=split))
+    accuracies = results.values(rule, split=split)
+    methods, seeds = list(accuracies), {row.seed for row in results.rows}
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
     beside = (
@@ -154,8 +157,8 @@ def accuracy_table(
         split=split_heading(split).lower(),
         chosen=rule.when or f"by the rule “{rule.title}”",
         bold=results.no_method_fit is None,
-        seeds=len({row.seed for row in results.rows}),
-        some=len({len(own) for own in results.values(rule, split=split).values()}) > 1,
+        seeds=len(seeds),
+        some=any(len(one) < len(results.columns) * len(seeds) for one in accuracies.values()),
         averaged=bool(axis),
     )
 
@@ -443,8 +446,9 @@ def about_results(every: Results) -> list[Diagnostic]:
 
 def model_sentence(results: Results) -> str:
     """Which kind of model a comparison's numbers belong to, and why."""
-    rules, title = {run.default_rule for run in results.runs()}, results.default_rule.title.lower()
-    return sentence("kind_of_model", title=title, runs=bool(rules), differ=len(rules) > 1)
+    rules, rule = {run.default_rule for run in results.runs()}, results.default_rule
+    differ = rules != {rule}
+    return sentence("kind_of_model", title=rule.title.lower(), runs=bool(rules), differ=differ)
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:

@@ -40,8 +40,9 @@ TOO_LARGE: Final = "learning-rate-too-large"
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 SITE_FAR_BELOW: Final = "site-far-below"
 FEW_IMAGES: Final = "few-images-of-a-class"
-OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED})
-"""What a run says before round 1 of a method that does less than its name promises."""
+EARLY: Final = "ended-early"
+OF_SETTINGS: Final = frozenset({ONE_DOMAIN, NEVER_WEIGHTED, EARLY})
+"""What comes of settings: a method does less than its name promises, or privacy ends training."""
 LEARNED_NOTHING: Final = frozenset({MAJORITY, UNTRAINED})
 OF_ITS_END: Final = LEARNED_NOTHING | {
     *(STILL_RISING, UNSTEADY, FALLS, NOTHING_GAINED, DIVERGED, TOO_LARGE),
@@ -55,6 +56,7 @@ IN_WORDS: Final = {
     STILL_RISING: "accuracy was still rising when training ended",
     ONE_DOMAIN: "clients have images of one domain, and there the method has nothing to compare",
     NEVER_WEIGHTED: "the penalty never had its weight, because annealing takes more steps",
+    EARLY: "the privacy budget was spent before the last planned round",
 }
 """What is found in runs, by code, where several are spoken of together."""
 
@@ -509,7 +511,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
     if inside is not None and inside.accuracy.low > (1 + (inside.constant or 0)) / 2:
         known = f"in-domain the model is right for {inside.accuracy.share:.1%}"
         causes.append(Cause("a held-out domain unlike the others, or with other labels", known, ()))
-    if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
+    if trains and not run.ended_early and rounds <= FEW_ROUNDS and _still_falls(losses):
         known = "the training loss was still falling after" if len(losses) > 2 else "only"
         evidence = f"{known} {counted(rounds, 'round')}"
         causes.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))

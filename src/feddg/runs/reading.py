@@ -201,6 +201,7 @@ class Run(Shown):
             {name: getattr(self, name) for name in ("settings", "environment", "summary", "damage")}
             | {"_measured": self._measured.between(0, last)}
             | {"_records": [row for row in self._records if row.round <= last]}
+            | {"ended_early": self.ended_early and seen < images}
         )
         return ended
 
@@ -316,11 +317,16 @@ class Run(Shown):
         for name in WHOLE_FILES:
             if not is_file(self.folder / name):
                 return f"{name} is missing"
-        early = any(found.code == "budget-spent" for found in self.summary.diagnostics)
-        wanted = self.summary.rounds if early else self.rounds_planned or 0
+        wanted = self.summary.rounds if self.ended_early else self.rounds_planned or 0
         if len(self.rounds) < wanted:
             return f"{ROUNDS_FILE} has {len(self.rounds)} of {wanted} rounds"
         return None
+
+    @cached_property
+    def ended_early(self) -> bool:
+        """Whether its privacy budget was spent before it had all rounds or images asked for."""
+        found = self.summary.diagnostics if self.summary else ()
+        return any(one.code == "budget-spent" for one in found)
 
     @property
     def rounds_planned(self) -> int | None:

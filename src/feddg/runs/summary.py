@@ -9,6 +9,7 @@ from statistics import fmean
 from feddg.diagnostics import Diagnostic
 from feddg.records import (
     CONSTANT,
+    ENDED_EARLY,
     FLUCTUATION,
     ID_VAL,
     LAST,
@@ -132,6 +133,8 @@ def _flags(run: Run, rule: SelectionRule, table: NumberTable) -> Iterator[Number
 
 
 def _of_all_rounds(run: Run) -> Iterator[NumberRow]:
+    if run.ended_early:
+        yield NumberRow(metric=ENDED_EARLY, value=1.0)
     for weights in (LAST, SWA):
         moved = mean_step(run.table.where(weights=weights), run.rounds_done)
         if moved is not None:
