@@ -45,7 +45,7 @@ from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against, learning_curves
 from feddg.report.comparison_page import comparison_page
 from feddg.report.tables import about_results, budget_table, conclusion
-from feddg.runs.diagnostics import MAJORITY, Cause
+from feddg.runs.diagnostics import MAJORITY, Cause, about_result
 from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
@@ -1024,6 +1024,8 @@ def test_runs_that_privacy_ended_early_are_named_and_never_told_to_train_longer(
         assert "PARDON in both runs" in rising
         assert "FedAvg" not in rising
     assert not found_in(results_of(folders[2:]), "ended-early")
+    early, late = ({one.code for one in about_result(read_run(run))} for run in folders[1:3])
+    assert late - early == {"still-rising"}
 
 
 def test_a_useless_method_that_privacy_ended_early_needs_other_things_than_rounds(tmp_path):

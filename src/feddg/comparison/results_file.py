@@ -304,9 +304,7 @@ def read_results(path: Path) -> list[ResultRow]:
         row.model_copy(update={"numbers": tuple(item for _, item in numbers[key].values() if item)})
         for key, row in rows.items()
     ]
-    for (
-        row
-    ) in found:  # whose numbers tell what a round cost is written with the mean, its last line
+    for row in found:  # the last line of a run whose costs are known is their mean by round
         cost = any(number.round and number.bytes is not None for number in row.numbers)
         if cost and all(number.metric != "bytes_per_round" for number in row.numbers):
             raise RunError(

@@ -582,6 +582,8 @@ def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
     weights, trains = run.default_rule.weights, not run.has_one_round
     diagnostics = about_accuracy(run.table, run.result.round, weights=weights, trains=trains)
+    if run.ended_early:  # more rounds are what it cannot have
+        diagnostics = [one for one in diagnostics if one.code != STILL_RISING]
     codes = {one.code for one in diagnostics}
     gained = () if UNTRAINED in codes else _nothing_gained(run)
     diagnostics = gravest_first([*diagnostics, *gained])
