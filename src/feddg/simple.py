@@ -7,11 +7,14 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any, Protocol, Self
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -38,7 +41,9 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
 from feddg.federation import federation
 from feddg.federation.federation import prepared_network
+from feddg.federation.local_training import load_weights
 from feddg.federation.transport import Transport
+from feddg.messages import Weights
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
@@ -279,7 +284,7 @@ class Federation(federation.Federation):
 
     @property
     def model(self) -> nn.Module:
-        """The global model in eval mode: RGB in [0, 1] to logits; the next round changes it."""
+        """The global model in eval mode: RGB in [0, 1] to logits; looks at later ones change it."""
         if not has_global_model(self.method, self.network):
             raise FeddgError(f"under {self.method.name} every client has a model of its own")
         return self.predictor(self.weights)
@@ -361,6 +366,19 @@ class Federation(federation.Federation):
             "round": self.server.state.round,
         }
         return function("write_model")(self.model, Path(path), about)
+
+    @cached_property
+    def _looked_at(self) -> MutableMapping[Thread, Network]:
+        return WeakKeyDictionary()
+
+    def with_weights(self, weights: Weights) -> Network:
+        """Returns this thread's network, which no client uses, in eval mode, with these weights."""
+        networks, thread = self._looked_at, current_thread()
+        if thread not in networks:
+            made = networks[thread] = self.another()
+            made.to(device=self.worker.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        load_weights(networks[thread], weights)
+        return networks[thread].eval()
 
     @property
     def classes(self) -> int:
