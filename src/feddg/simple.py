@@ -110,7 +110,8 @@ class Federation(federation.Federation):
             images are in [0, 1].
         class_names: the classes in the order of the logits. By default those that data sets name
             in ``class_to_idx`` or ``classes``, as torchvision's do; else numbers. Data sets with
-            names are joined by them: :mod:`feddg.data.class_names`.
+            names are joined by them: :mod:`feddg.data.class_names`. To go on with another
+            federation's :attr:`model`, give them where clients say another order.
         task: what is trained, if not one class an image: a loss and a score. The data sets then
             give targets instead of class ids, tensors of one shape. Augmentation moves targets
             ``(..., H, W)`` and ``(H, W, C)`` with their images, by the nearest pixel, and refuses
@@ -196,6 +197,7 @@ class Federation(federation.Federation):
                 named = enumerate(tables)
                 self._sources = [s for id, of in named for s in _distinct(f"client {id}", of)]
                 self.names = _all_names(self._sources, transport, start.classes)
+                _check_order(getattr(model, "logit_names", ()), self.names, start.classes)
             for id, (images, labels) in enumerate(arrays):
                 arrays[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
         for id, (_, targets) in enumerate(arrays):
@@ -287,7 +289,10 @@ class Federation(federation.Federation):
         """The global model in eval mode: RGB in [0, 1] to logits; looks at later ones change it."""
         if not has_global_model(self.method, self.network):
             raise FeddgError(f"under {self.method.name} every client has a model of its own")
-        return self.predictor(self.weights)
+        model = self.predictor(self.weights)
+        if self.names:
+            vars(model)["logit_names"] = self.class_names  # copies and torch.save keep it
+        return model
 
     def evaluate(
         self, dataset: Labelled, name: str = "test", groups: Sequence[Any] | None = None
@@ -567,6 +572,16 @@ def _all_names(
             "If the labels are others than these, give the data set an attribute classes"
         )
     return names
+
+
+def _check_order(before: Sequence[str], names: Sequence[str], classes: int) -> None:
+    """Refuses clients by whose names a trained model's logits would mean other classes."""
+    for logit, (old, new) in enumerate(zip(before, names) if len(before) == classes else ()):
+        if old not in (new, f"unnamed {logit}"):
+            raise ExperimentError(
+                f"logit {logit} of the model was trained to mean {old!r}, and would mean {new!r} "
+                f"by these clients' names: {REMEDY}, which was {first_names(before)}"
+            )
 
 
 def read_images(

@@ -1,5 +1,7 @@
 """Class names of a program's own data sets."""
 
+import copy
+
 import numpy
 import pytest
 import torch
@@ -98,6 +100,21 @@ def test_one_order_is_the_federations_whoever_says_it(folders):
     assert same.clients[0].labels.tolist() == folder(folders, "whole").targets
     more = federation(sites, logits=6)
     assert more.class_names == (*COLOURS, "unnamed 4", "unnamed 5")
+
+
+def test_a_trained_models_logits_keep_their_meaning_or_the_order_is_asked_for(folders):
+    a, b, whole = (folder(folders, name) for name in SITES)
+    model = federation([a, a], logits=6).fit(1).model  # ant, bee, dog
+    for trained in (model, copy.deepcopy(model)):
+        with pytest.raises(ExperimentError, match=r"logit 2 .* mean 'dog'.* mean 'cow'.*dog, unn"):
+            feddg.Federation([a, b], trained)
+    for clients, order in (([a], None), ([a, b], ["ant", "bee", "dog", "cow", "elk", "fly"])):
+        fed = feddg.Federation(clients, model, class_names=order)
+        assert fed.class_names[:3] == ("ant", "bee", "dog")
+    assert feddg.Federation([[(Image.new("RGB", (8, 8)), 5)]], model).class_names[2] == "2"
+    fresh = federation([whole], logits=6).fit(0).model.featurizer
+    head = nn.Sequential(fresh, nn.Linear(3, 4))
+    assert feddg.Federation([a, b], head).class_names == tuple(COLOURS)
 
 
 def test_what_cannot_be_joined_is_refused_in_one_line(subtests, folders):
