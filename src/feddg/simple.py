@@ -79,7 +79,8 @@ class Labelled(Protocol):
     Images are PIL's of 8 bits a colour (what is transparent becomes white), or tensors
     ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1]. If a client's images are of
     several domains, an attribute ``domains`` names the domain of each; otherwise the client is one.
-    It may be that of a data set inside, as of a ``Subset`` or ``ConcatDataset``.
+    It may be that of a data set inside, as of a ``Subset`` or ``ConcatDataset``; inside another
+    one, only if all labels are those inside.
     """
 
     def __len__(self) -> int:
@@ -191,6 +192,7 @@ class Federation(federation.Federation):
         self.names = tuple(map(str, class_names or ()))
         if len({*self.names}) < len(self.names) or not all(map(str.strip, self.names)):
             raise ExperimentError("class_names: a class has no name, or two have the same")
+        numbers, self.domain_names = _domains(clients, [targets for _, targets in arrays])
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             if not self.names:
@@ -210,7 +212,6 @@ class Federation(federation.Federation):
         )
         emit(*said, *method.diagnostics(settings))
         method.read_files()
-        numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in arrays])
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)
@@ -742,7 +743,7 @@ def _numbered(groups: Sequence[Any], name: str) -> numpy.ndarray:
 
 
 def _domains(
-    datasets: Sequence[Labelled], counts: Sequence[int]
+    datasets: Sequence[Labelled], targets: Sequence[numpy.ndarray]
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Returns the domain of each client's images, ``(n,)`` int64, and the domains' names.
 
@@ -753,14 +754,15 @@ def _domains(
     """
     known: dict[str | int, int] = {}
     domains = []
-    for id, (dataset, count) in enumerate(zip(datasets, counts)):
+    for id, (dataset, labels) in enumerate(zip(datasets, targets)):
         given = getattr(dataset, "domains", None)
         if given is not None and own_domains(dataset) is None:
             named = len(given) if hasattr(given, "__len__") else "no list of"
             raise ExperimentError(
-                f"client {id} names {named} domains for {count} images: give one an image"
+                f"client {id} names {named} domains for {len(labels)} images: give one an image"
             )
-        names = [id if name is None else name for name in domains_of(dataset, count)]
+        found = domains_of(dataset, labels, f"client {id}")
+        names = [id if name is None else name for name in found]
         domains.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
     return domains, tuple(name if isinstance(name, str) else "" for name in known)
 

@@ -11,7 +11,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 
 import feddg
-from feddg.data.class_names import joined, own_names, tables_of
+from feddg.data.class_names import domains_of, joined, own_names, tables_of
+from feddg.diagnostics import collected
 from feddg.errors import ExperimentError
 
 COLOURS = {"ant": (250, 20, 20), "bee": (20, 250, 20), "cow": (20, 20, 250), "dog": (200, 200, 20)}
@@ -49,6 +50,26 @@ class Around(Dataset):
     def __getitem__(self, index):
         image, label = self.inside[index]
         return image, self.change(label)
+
+
+class Shuffled(Around):
+    """A data set that has another one's images in an order of its own."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index * 5 % len(self))
+
+
+class Masks(Dataset):
+    """Images with masks, which no number tells apart."""
+
+    def __init__(self):
+        self.masks = torch.arange(48).reshape(12, 2, 2)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), index / 12), self.masks[index]
 
 
 def federation(clients, logits=4, **fields):
@@ -173,3 +194,29 @@ def test_names_are_found_where_data_sets_say_them():
     with pytest.raises(ExperimentError, match=r"b has a class 'Ant', and a 'ant'"):
         joined([("a", {0: "ant"}), ("b", {0: "Ant"})])
     assert joined([("a", {0: "c", 1: "C"}), ("b", {0: "C"})]) == ("c", "C")
+
+
+def test_domains_inside_a_data_set_of_an_order_of_its_own_are_not_used_and_that_is_said(folders):
+    plain, masks = folder(folders, "b"), Masks()
+    changed = folder(folders, "b", target_transform=lambda label: 1 - label)
+    names = plain.domains = changed.domains = masks.domains = ["x", "y", "z"] * 4
+
+    def found(data):
+        with collected() as said:
+            targets = numpy.stack([data[index][1] for index in range(len(data))])
+            domains = domains_of(data, targets, "site b")
+        return domains, [str(one) for one in said]
+
+    for data in (plain, Subset(changed, range(12)), Around(plain), Around(changed), Around(masks)):
+        assert found(data) == (names, [])
+    assert found(Subset(Around(plain), [1, 5, 3])) == (["y", "z", "x"], [])
+    moved = Shuffled(plain)
+    for data in (moved, Shuffled(masks), Around(plain, lambda label: 1 - label)):
+        domains, (said,) = found(data)
+        assert set(domains) == {None}
+        assert "inside site b's names domains" in said
+    moved.domains = names
+    assert found(moved) == (names, [])
+    fed = federation([Shuffled(plain), plain], logits=2)
+    assert fed.clients[0].domains.tolist() == [0] * 12
+    assert fed.domain_names == ("", "x", "y", "z")
