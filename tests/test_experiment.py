@@ -159,6 +159,8 @@ def test_names_of_domains_may_be_numbers_and_are_never_lost():
     for said in (2019, [2019], {"test": 2019}, {"test": [2019], "val": None}, "2019"):
         assert Experiment(data="digits", hold_out=said).hold_out.test == ("2019",)
     assert Experiment(data="digits", hold_out=1.5).hold_out.test == ("1.5",)
+    twice, once = (Experiment(data="digits", hold_out=said) for said in (["ink"] * 2, "ink"))
+    assert (twice, twice.id, twice.label) == (once, once.id, once.label)
     for said in (False, {"test": False}, {"test": ["se", False]}):  # YAML's no
         with pytest.raises(ExperimentError, match=r"hold_out\.test"):
             Experiment(data="digits", hold_out=said)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from threading import Thread
 
 import numpy
 import pytest
@@ -144,6 +145,54 @@ def test_it_goes_on_where_it_stopped_and_repeats_itself():
         return fed.weights
 
     assert same(trained(3), trained(1, 2))
+
+
+class Looks(feddg.RoundHook):
+    """Looks at a federation whenever it is called."""
+
+    def __init__(self) -> None:
+        self.losses = []
+
+    def look(self, thing, _):
+        self.fed.predict([Colours(2)[0][0]])
+        self.losses.append(self.fed.evaluate(Colours(2)).loss)
+        return thing
+
+    broadcast = received = completed = look
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("method", ["pardon", "scaffold"])
+def test_a_look_during_a_round_shows_the_last_completed_one_and_changes_nothing(
+    monkeypatch, at_once, method
+):
+    def made(*hooks):
+        clients = [Colours(0), Colours(1), Colours(3)]
+        return feddg.Federation(clients, own_network(), method, hooks=hooks, lr=0.01, batch_size=8)
+
+    monkeypatch.setattr("feddg.federation.federation._clients_at_once", lambda *_: at_once)
+    alone, looks = made(), Looks()
+    first, second, third = (alone.fit(n).evaluate(Colours(2)).loss for n in (0, 1, 1))
+    looks.fed = made(looks)
+    assert same(looks.fed.fit(2).weights, alone.weights)
+    assert looks.losses == [first] * 4 + [second] * 5 + [third]
+
+
+def test_a_federation_may_be_looked_at_from_several_threads():
+    def made(looks):
+        clients = [Colours(0), Colours(1)]
+        looks.fed = feddg.Federation(clients, own_network(), hooks=[looks], lr=0.01)
+        return looks.fed
+
+    alone, seen = Looks(), Looks()
+    made(alone).fit(4)
+    thread = Thread(target=made(seen).fit, args=(4,))
+    thread.start()
+    while thread.is_alive():
+        seen.fed.evaluate(Colours(2))
+    thread.join()
+    assert seen.losses == alone.losses
+    assert same(seen.fed.weights, alone.fed.weights)
 
 
 def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():

@@ -62,8 +62,12 @@ def _listed(value: object) -> object:
 OneLine = Annotated[str, AfterValidator(_one_line)]
 Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 """A name, which may be a number, such as a year."""
-Names = Annotated[tuple[Name, ...], BeforeValidator(_listed)]
-"""Names of domains or columns; one alone may be said as it is, and none as nothing."""
+Names = Annotated[
+    tuple[Name, ...],
+    BeforeValidator(_listed),
+    AfterValidator(lambda names: (*dict.fromkeys(names),)),
+]
+"""Names of domains or columns, each once; one alone may be said as it is, and none as nothing."""
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Trainable = Literal["all", "head", "norm+head", "lora"]

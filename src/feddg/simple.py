@@ -7,11 +7,14 @@ It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
+from threading import Thread, current_thread
 from typing import Any, Protocol, Self
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -38,7 +41,9 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
 from feddg.federation import federation
 from feddg.federation.federation import prepared_network
+from feddg.federation.local_training import load_weights
 from feddg.federation.transport import Transport
+from feddg.messages import Weights
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
@@ -77,7 +82,8 @@ class Labelled(Protocol):
     Images are PIL's of 8 bits a colour (what is transparent becomes white), or tensors
     ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1]. If a client's images are of
     several domains, an attribute ``domains`` names the domain of each; otherwise the client is one.
-    It may be that of a data set inside, as of a ``Subset`` or ``ConcatDataset``.
+    It may be that of a data set inside, as of a ``Subset`` or ``ConcatDataset``; inside another
+    one, only if all labels are those inside.
     """
 
     def __len__(self) -> int:
@@ -108,7 +114,8 @@ class Federation(federation.Federation):
             images are in [0, 1].
         class_names: the classes in the order of the logits. By default those that data sets name
             in ``class_to_idx`` or ``classes``, as torchvision's do; else numbers. Data sets with
-            names are joined by them: :mod:`feddg.data.class_names`.
+            names are joined by them: :mod:`feddg.data.class_names`. To go on with another
+            federation's :attr:`model`, give them where clients say another order.
         task: what is trained, if not one class an image: a loss and a score. The data sets then
             give targets instead of class ids, tensors of one shape. Augmentation moves targets
             ``(..., H, W)`` and ``(H, W, C)`` with their images, by the nearest pixel, and refuses
@@ -188,12 +195,14 @@ class Federation(federation.Federation):
         self.names = tuple(map(str, class_names or ()))
         if len({*self.names}) < len(self.names) or not all(map(str.strip, self.names)):
             raise ExperimentError("class_names: a class has no name, or two have the same")
+        numbers, self.domain_names = _domains(clients, [targets for _, targets in arrays])
         if task.has_classes:
             tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             if not self.names:
                 named = enumerate(tables)
                 self._sources = [s for id, of in named for s in _distinct(f"client {id}", of)]
                 self.names = _all_names(self._sources, transport, start.classes)
+                _check_order(getattr(model, "logit_names", ()), self.names, start.classes)
             for id, (images, labels) in enumerate(arrays):
                 arrays[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
         for id, (_, targets) in enumerate(arrays):
@@ -206,7 +215,6 @@ class Federation(federation.Federation):
         )
         emit(*said, *method.diagnostics(settings))
         method.read_files()
-        numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in arrays])
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)
@@ -282,10 +290,13 @@ class Federation(federation.Federation):
 
     @property
     def model(self) -> nn.Module:
-        """The global model in eval mode: RGB in [0, 1] to logits; the next round changes it."""
+        """The global model in eval mode: RGB in [0, 1] to logits; looks at later ones change it."""
         if not has_global_model(self.method, self.network):
             raise FeddgError(f"under {self.method.name} every client has a model of its own")
-        return self.predictor(self.weights)
+        model = self.predictor(self.weights)
+        if self.names:
+            vars(model)["logit_names"] = self.class_names  # copies and torch.save keep it
+        return model
 
     def evaluate(
         self, dataset: Labelled, name: str = "test", groups: Sequence[Any] | None = None
@@ -364,6 +375,19 @@ class Federation(federation.Federation):
             "round": self.server.state.round,
         }
         return function("write_model")(self.model, Path(path), about)
+
+    @cached_property
+    def _looked_at(self) -> MutableMapping[Thread, Network]:
+        return WeakKeyDictionary()
+
+    def with_weights(self, weights: Weights) -> Network:
+        """Returns this thread's network, which no client uses, in eval mode, with these weights."""
+        networks, thread = self._looked_at, current_thread()
+        if thread not in networks:
+            made = networks[thread] = self.another()
+            made.to(device=self.worker.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        load_weights(networks[thread], weights)
+        return networks[thread].eval()
 
     @property
     def classes(self) -> int:
@@ -554,6 +578,16 @@ def _all_names(
     return names
 
 
+def _check_order(before: Sequence[str], names: Sequence[str], classes: int) -> None:
+    """Refuses clients by whose names a trained model's logits would mean other classes."""
+    for logit, (old, new) in enumerate(zip(before, names) if len(before) == classes else ()):
+        if old not in (new, f"unnamed {logit}"):
+            raise ExperimentError(
+                f"logit {logit} of the model was trained to mean {old!r}, and would mean {new!r} "
+                f"by these clients' names: {REMEDY}, which was {first_names(before)}"
+            )
+
+
 def read_images(
     dataset: Any,
     name: str,
@@ -712,7 +746,7 @@ def _numbered(groups: Sequence[Any], name: str) -> numpy.ndarray:
 
 
 def _domains(
-    datasets: Sequence[Labelled], counts: Sequence[int]
+    datasets: Sequence[Labelled], targets: Sequence[numpy.ndarray]
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Returns the domain of each client's images, ``(n,)`` int64, and the domains' names.
 
@@ -723,14 +757,15 @@ def _domains(
     """
     known: dict[str | int, int] = {}
     domains = []
-    for id, (dataset, count) in enumerate(zip(datasets, counts)):
+    for id, (dataset, labels) in enumerate(zip(datasets, targets)):
         given = getattr(dataset, "domains", None)
         if given is not None and own_domains(dataset) is None:
             named = len(given) if hasattr(given, "__len__") else "no list of"
             raise ExperimentError(
-                f"client {id} names {named} domains for {count} images: give one an image"
+                f"client {id} names {named} domains for {len(labels)} images: give one an image"
             )
-        names = [id if name is None else name for name in domains_of(dataset, count)]
+        found = domains_of(dataset, labels, f"client {id}")
+        names = [id if name is None else name for name in found]
         domains.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
     return domains, tuple(name if isinstance(name, str) else "" for name in known)
 

@@ -1,5 +1,7 @@
 """Class names of a program's own data sets."""
 
+import copy
+
 import numpy
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from torchvision.datasets import ImageFolder
 
 import feddg
-from feddg.data.class_names import joined, own_names, tables_of
+from feddg.data.class_names import domains_of, joined, own_names, tables_of
+from feddg.diagnostics import collected
 from feddg.errors import ExperimentError
 
 COLOURS = {"ant": (250, 20, 20), "bee": (20, 250, 20), "cow": (20, 20, 250), "dog": (200, 200, 20)}
@@ -47,6 +50,26 @@ class Around(Dataset):
     def __getitem__(self, index):
         image, label = self.inside[index]
         return image, self.change(label)
+
+
+class Shuffled(Around):
+    """A data set that has another one's images in an order of its own."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index * 5 % len(self))
+
+
+class Masks(Dataset):
+    """Images with masks, which no number tells apart."""
+
+    def __init__(self):
+        self.masks = torch.arange(48).reshape(12, 2, 2)
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), index / 12), self.masks[index]
 
 
 def federation(clients, logits=4, **fields):
@@ -98,6 +121,21 @@ def test_one_order_is_the_federations_whoever_says_it(folders):
     assert same.clients[0].labels.tolist() == folder(folders, "whole").targets
     more = federation(sites, logits=6)
     assert more.class_names == (*COLOURS, "unnamed 4", "unnamed 5")
+
+
+def test_a_trained_models_logits_keep_their_meaning_or_the_order_is_asked_for(folders):
+    a, b, whole = (folder(folders, name) for name in SITES)
+    model = federation([a, a], logits=6).fit(1).model  # ant, bee, dog
+    for trained in (model, copy.deepcopy(model)):
+        with pytest.raises(ExperimentError, match=r"logit 2 .* mean 'dog'.* mean 'cow'.*dog, unn"):
+            feddg.Federation([a, b], trained)
+    for clients, order in (([a], None), ([a, b], ["ant", "bee", "dog", "cow", "elk", "fly"])):
+        fed = feddg.Federation(clients, model, class_names=order)
+        assert fed.class_names[:3] == ("ant", "bee", "dog")
+    assert feddg.Federation([[(Image.new("RGB", (8, 8)), 5)]], model).class_names[2] == "2"
+    fresh = federation([whole], logits=6).fit(0).model.featurizer
+    head = nn.Sequential(fresh, nn.Linear(3, 4))
+    assert feddg.Federation([a, b], head).class_names == tuple(COLOURS)
 
 
 def test_what_cannot_be_joined_is_refused_in_one_line(subtests, folders):
@@ -156,3 +194,29 @@ def test_names_are_found_where_data_sets_say_them():
     with pytest.raises(ExperimentError, match=r"b has a class 'Ant', and a 'ant'"):
         joined([("a", {0: "ant"}), ("b", {0: "Ant"})])
     assert joined([("a", {0: "c", 1: "C"}), ("b", {0: "C"})]) == ("c", "C")
+
+
+def test_domains_inside_a_data_set_of_an_order_of_its_own_are_not_used_and_that_is_said(folders):
+    plain, masks = folder(folders, "b"), Masks()
+    changed = folder(folders, "b", target_transform=lambda label: 1 - label)
+    names = plain.domains = changed.domains = masks.domains = ["x", "y", "z"] * 4
+
+    def found(data):
+        with collected() as said:
+            targets = numpy.stack([data[index][1] for index in range(len(data))])
+            domains = domains_of(data, targets, "site b")
+        return domains, [str(one) for one in said]
+
+    for data in (plain, Subset(changed, range(12)), Around(plain), Around(changed), Around(masks)):
+        assert found(data) == (names, [])
+    assert found(Subset(Around(plain), [1, 5, 3])) == (["y", "z", "x"], [])
+    moved = Shuffled(plain)
+    for data in (moved, Shuffled(masks), Around(plain, lambda label: 1 - label)):
+        domains, (said,) = found(data)
+        assert set(domains) == {None}
+        assert "inside site b's names domains" in said
+    moved.domains = names
+    assert found(moved) == (names, [])
+    fed = federation([Shuffled(plain), plain], logits=2)
+    assert fed.clients[0].domains.tolist() == [0] * 12
+    assert fed.domain_names == ("", "x", "y", "z")

@@ -8,7 +8,7 @@ import torch
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
 from feddg.messages import Refusal
-from feddg.methods.base import Method, weighted_mean
+from feddg.methods.base import Method, RoundHook, weighted_mean
 from feddg.methods.baselines import FedAvg
 from feddg.models.backbones import build_network
 from feddg.privacy.building import build_defences
@@ -124,6 +124,24 @@ def test_too_few_good_updates_fail_cleanly_and_leave_the_state_alone():
     assert small.server.state.round == 0
     assert same(small.server.state.weights, before)
     assert sum(isinstance(reply, Refusal) for reply in small.replies) == 2
+
+
+def test_hooks_see_the_completed_round_and_one_that_fails_leaves_the_round_before():
+    class Looks(RoundHook):
+        def completed(self, state, round):
+            assert small.server.state is state
+            if round.number == 2:
+                raise KeyboardInterrupt
+            return state
+
+    small = federation()
+    small.add_hook(Looks())
+    small.server.setup()
+    small.server.round()
+    first = small.server.state
+    with pytest.raises(KeyboardInterrupt):
+        small.server.round()
+    assert small.server.state is first
 
 
 def test_a_client_without_images_is_refused_by_name():

@@ -151,6 +151,7 @@ class SmallFederation(Federation):
             self.method,
             settings,
             workers=workers,
+            another=lambda: self.new_worker().network,
             defences=self.built_defences(settings),
             hooks=[noted],
             ledger=Ledger(lambda row: rows.append(row.model_dump())),

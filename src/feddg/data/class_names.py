@@ -14,6 +14,7 @@ import numpy
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feddg.data.images import plain_name
+from feddg.diagnostics import warn
 from feddg.errors import ExperimentError, first_names
 
 Numbered = Mapping[int, str]
@@ -42,7 +43,7 @@ def tables_of(dataset: object, labels: numpy.ndarray) -> list[Numbered | None]:
     known: dict[int, Numbered | None] = {}
     places = [_named(dataset, index, own_names, known) for index in range(len(labels))]
     for place, label in zip(places, labels.tolist()):
-        if place is not None and _label_in(*place, dataset, label) != label:
+        if place is not None and _label_in(*place[:2], dataset, label) != label:
             known[id(place[0])] = None
     return [None if place is None else known[id(place[0])] for place in places]
 
@@ -55,10 +56,32 @@ def own_domains(dataset: Any) -> Sequence[str] | None:
     return [str(name) for name in (given.tolist() if hasattr(given, "tolist") else given)]
 
 
-def domains_of(dataset: object, count: int) -> list[str | None]:
-    """Returns the name of the domain of each image; None where no data set inside names one."""
+def domains_of(dataset: object, targets: numpy.ndarray, where: str) -> list[str | None]:
+    """Returns the name of the domain of each image; None where no data set inside names one.
+
+    A data set that holds another one of its length may have it in another order: its domains count
+    only if all targets are alike.
+
+    Args:
+        dataset: the data set.
+        targets: its labels or targets ``(n, ...)``.
+        where: whose it is, for a warning.
+    """
     known: dict[int, Any] = {}
-    places = [_named(dataset, index, own_domains, known) for index in range(count)]
+    places = [_named(dataset, index, own_domains, known) for index in range(len(targets))]
+    for place, target in zip(places, targets):
+        if place is None or place[2] or known[id(place[0])][place[1]] is None:
+            continue
+        with suppress(TypeError, ValueError, IndexError, KeyError, RuntimeError):
+            if numpy.array_equal(numpy.ravel(place[0][place[1]][1]), numpy.ravel(target)):
+                continue
+        known[id(place[0])] = [None] * len(place[0])
+        warn(
+            "domains-not-used",
+            f"A data set inside {where}'s names domains, but has other targets, so its images may "
+            "be in another order: these domains are not used.",
+            "Give the outer data set an attribute domains, one name an image.",
+        )
     return [None if place is None else known[id(place[0])][place[1]] for place in places]
 
 
@@ -77,8 +100,10 @@ def _label_in(named: Any, place: int, outer: Any, label: int) -> int | None:
 
 def _named(
     dataset: Any, index: int, own: Callable[[Any], object], known: dict[int, Any]
-) -> tuple[object, int] | None:
+) -> tuple[Any, int, bool] | None:
     """Returns the data set inside that names something of an image, and the image's number there.
+
+    Also whether the number is certain: a data set around it may have an order of its own.
 
     Args:
         dataset: the data set.
@@ -89,7 +114,7 @@ def _named(
     if id(dataset) not in known:
         known[id(dataset)] = own(dataset)
     if known[id(dataset)] is not None:
-        return dataset, index
+        return dataset, index, True
     if isinstance(dataset, Subset):
         return _named(dataset.dataset, int(dataset.indices[index]), own, known)
     if isinstance(dataset, ConcatDataset):
@@ -99,7 +124,8 @@ def _named(
     attributes = getattr(dataset, "__dict__", {}).values()
     inner: list[object] = [value for value in attributes if isinstance(value, Dataset)]
     alike = len(inner) == 1 and hasattr(inner[0], "__len__") and len(inner[0]) == len(dataset)
-    return _named(inner[0], index, own, known) if alike else None
+    found = _named(inner[0], index, own, known) if alike else None
+    return found and (*found[:2], False)
 
 
 def joined(

@@ -78,12 +78,6 @@ class Hooks:
         if good < round.fewest:
             raise round.too_few(good)
 
-    def completed(self, state: State, round: Round) -> State:
-        """Returns the round's new state, from the aggregate."""
-        for hook in self.all:
-            state = hook.completed(state, round)
-        return state
-
 
 class FrozenWeights(RoundHook):
     """Removes frozen entries from the messages of a round."""
@@ -300,9 +294,18 @@ class Server:
             with round.attempted():
                 sent = self.hooks.broadcast(self.method.broadcast(self.state), round)
                 updates = self.hooks.received(self.carrier.train(round.clients, sent), round)
-                state = self.method.aggregate(self.state.next(), updates)
-                self.state = self.hooks.completed(state, round)
+                self._complete(self.method.aggregate(self.state.next(), updates), round)
         return round.row
+
+    def _complete(self, state: State, round: Round) -> None:
+        """Makes the aggregate the state, which every hook sees as those before it leave it."""
+        before = self.state
+        try:
+            for hook in self.hooks.all:
+                self.state = state = hook.completed(state, round)
+        except BaseException:
+            self.state = before
+            raise
 
     def forget(self, client: int, others: Sequence[int]) -> None:
         """Takes a client's part out of a model in closed form, in a round that all others answer.
@@ -325,7 +328,7 @@ class Server:
         # The client is in averages over earlier rounds: they begin anew.
         kept = state.extras.items()
         state.extras = {n: t for n, t in kept if not n.startswith(averages.AVERAGES)}
-        self.state = self.hooks.completed(replace(state, rounds=number), round)
+        self._complete(replace(state, rounds=number), round)
 
     def _attempts(self) -> Iterator[Round]:
         """Yields attempts at the next round until one counts.

@@ -590,7 +590,11 @@ class RoundHook:
         return updates
 
     def completed(self, state: State, round: Round) -> State:
-        """After aggregation: returns the new state of the round."""
+        """After aggregation: returns the new state of the round.
+
+        The server, and what a federation evaluates, is already at ``state`` as the hooks before
+        left it; if one fails, it is at the state before the round again.
+        """
         return state
 
 
