@@ -6,6 +6,8 @@ import random
 import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from autocast_device import with_autocast
 from feddg.clients import graphs
-from feddg.clients.client import Batch, Client, Prepared
+from feddg.clients.client import Batch, Client, Prepared, Worker
 from feddg.diagnostics import collected
 from feddg.federation import local_training
 from feddg.messages import Message
@@ -48,6 +51,7 @@ QUICK = {
 """One of each kind: plain steps, hooks of an optimizer, layers of its own, draws inside the
 network, tensors that grow, layers that are replaced, cached copies, inner steps, none that is
 recorded, weights that are seen expanded first, and copies of each batch."""
+MIXED = {"fedavg", "fpl", "fedig-a", "pardon, as the released code"}
 ROUNDED = {"fpl", "randconv", "vista"}
 """Methods whose recorded steps multiply by rows of zeros besides, which some processors' kernels
 add up in another order."""
@@ -111,6 +115,36 @@ def test_replayed_steps_have_the_bits_of_ordinary_ones(case: str, device: str) -
     if name in methods() and name not in PLAIN_AT_ONE_DOMAIN:
         assert (on_page()[name] == "yes") == bool(found.replayed), found.refused
     assert found.replayed or found.refused or recorded.method.one_round
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case if case in MIXED else pytest.param(case, marks=pytest.mark.slow) for case in ALL],
+)
+def test_replayed_steps_in_mixed_precision_have_the_bits_of_ordinary_ones(
+    case: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_autocast()
+    new_worker, seen = SmallFederation.new_worker, set[torch.dtype]()
+    context = partial(torch.autocast, device, torch.bfloat16, cache_enabled=False)
+
+    def in_bfloat16(self: SmallFederation) -> Worker:
+        worker = replace(new_worker(self), autocast=context)
+        worker.network.classifier.register_forward_hook(lambda *passed: seen.add(passed[2].dtype))
+        return worker
+
+    monkeypatch.setattr(SmallFederation, "new_worker", in_bfloat16)
+    name, settings = ALL[case]
+    recorded, expected = both(name, device, {"mixstyle": 8, "dart": 10}.get(name, 4), settings)
+    if case in ROUNDED:
+        assert far(recorded.server.state.weights, expected) < 1e-2
+    else:
+        assert same(recorded.server.state.weights, expected)
+    found = recorded.worker.graphs
+    assert found.replayed or found.refused or recorded.method.one_round
+    if name in methods() and name not in PLAIN_AT_ONE_DOMAIN:
+        assert (on_page()[name] == "yes") == bool(found.replayed), found.refused
+    assert torch.bfloat16 in seen or recorded.method.one_round
 
 
 @pytest.mark.parametrize(

@@ -251,12 +251,13 @@ class _Tape(TorchDispatchMode):
 
     @torch.no_grad()
     def replay(self) -> None:
-        """Puts what the operations give now where it was."""
-        for operation, args, kwargs, before in self.notes:
-            now = operation(*args, **kwargs)
-            for old, new in zip(leaves_of([before]), leaves_of([now])):
-                if isinstance(old, Tensor) and old is not new and old.numel():
-                    _taken(old).detach().copy_(_taken(new))
+        """Puts what the operations give now where it was; casts are among them."""
+        with torch.autocast(NAME, enabled=False):
+            for operation, args, kwargs, before in self.notes:
+                now = operation(*args, **kwargs)
+                for old, new in zip(leaves_of([before]), leaves_of([now])):
+                    if isinstance(old, Tensor) and old is not new and old.numel():
+                        _taken(old).detach().copy_(_taken(new))
 
 
 def _as_now(value: Any) -> Any:
