@@ -78,6 +78,12 @@ class Hooks:
         if good < round.fewest:
             raise round.too_few(good)
 
+    def completed(self, state: State, round: Round) -> State:
+        """Returns the round's new state, from the aggregate."""
+        for hook in self.all:
+            state = hook.completed(state, round)
+        return state
+
 
 class FrozenWeights(RoundHook):
     """Removes frozen entries from the messages of a round."""
@@ -234,7 +240,7 @@ class Server:
             chain.append(averages.ServerOptimizer(settings))
         if type(method).after_round is not Method.after_round:
             chain.append(Asking(self))
-        self.hooks = Hooks([*chain, *hooks])
+        self.hooks, self._own = Hooks([*chain, *hooks]), len(chain)
         self.transport.ledger = ledger
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
@@ -298,11 +304,15 @@ class Server:
         return round.row
 
     def _complete(self, state: State, round: Round) -> None:
-        """Makes the aggregate the state, which every hook sees as those before it leave it."""
-        before = self.state
+        """Makes the aggregate the state, which hooks that were given see as those before leave it.
+
+        They and everybody else see none before the defences have noised it.
+        """
+        state = Hooks(self.hooks.all[: self._own]).completed(state, round)
+        before, self.state = self.state, state
         try:
-            for hook in self.hooks.all:
-                self.state = state = hook.completed(state, round)
+            for hook in self.hooks.all[self._own :]:
+                self.state = hook.completed(self.state, round)
         except BaseException:
             self.state = before
             raise
