@@ -22,6 +22,7 @@ from feddg.deploy.server_app import transport_to_programs
 from feddg.deploy.transport import Policy
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
+from feddg.models.backbones import own_state
 from federations import same
 from flower_grid import LocalGrid, public_key
 from loopback import BIN, Processes, free_port
@@ -322,5 +323,5 @@ def test_supernodes_run_the_programs_of_their_sites(tmp_path):
         out = tmp_path / "unet.safetensors"
         run = ("run", app, "here", "--run-config", f'out="{out}"', "--stream")
         here.call(BIN / "flwr", *run, timeout=600)
-    expected = Program.federation([Discs(0), Discs(1)]).fit(2).weights
+    expected = own_state(Program.federation([Discs(0), Discs(1)]).fit(2).model)
     assert same(load_file(out), expected)
