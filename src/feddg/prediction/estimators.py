@@ -482,7 +482,7 @@ def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> num
 
 
 DOUBT: Final = 3.0
-"""Beside labels an estimate without them may err this many times as much as it says, or differs."""
+"""An estimate without labels may err this many times as much as it says, or as labels say."""
 
 
 def with_labels(

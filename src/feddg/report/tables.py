@@ -58,8 +58,8 @@ MOST_DOMAINS = 6
 """With more domains, a table shows how far their differences spread."""
 ADVICE = {
     STILL_RISING: "Train longer.",
-    EARLY: "Part of a difference may be these rounds, and averages of models and falling learning "
-    "rates go by the plan: plan as many rounds as privacy pays for.",
+    EARLY: "Part of a difference may come from the missing rounds; averages of models and falling "
+    "learning rates follow the plan, too. Plan as many rounds as the privacy budget pays for.",
     UNSTEADY: "Average the last rounds (--averaging swa), or lower the learning rate.",
     ONE_DOMAIN: DEAL_OUT,
 }
