@@ -147,7 +147,7 @@ def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
         ValueError: it has too many names, or names that are too long.
     """
     _require_short_names(records)
-    shapes = [
+    shapes: list[Shape] = [
         (_entry(part, name), tuple(array.shape), array.dtype, len(array.data))
         for part, record in records.array_records.items()
         for name, array in record.items()

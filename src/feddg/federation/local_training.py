@@ -174,7 +174,7 @@ def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
     """Copies ``weights`` into the network's state in place; other entries do not change."""
-    state = network.state_dict() if weights else {}
+    state = network.state_dict(keep_vars=True) if weights else {}
     copy_all((state[name] for name in weights), weights.values())
 
 

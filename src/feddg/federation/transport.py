@@ -4,9 +4,11 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights, scalar_bytes, under
@@ -18,7 +20,7 @@ from feddg.records import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRo
 # that fifty rounds of a large network stay a small file.
 
 
-Shape = tuple[str, tuple[int, ...], str, int]
+Shape = tuple[str, tuple[int, ...], torch.dtype | str, int]
 FROZEN = "frozen/"
 """Prefix of frozen weights in the message that carries the shared context."""
 
@@ -57,7 +59,7 @@ class Ledger:
         """Records a message of each of some clients, and the weights that come with it."""
         whole = [(f"weights/{name}", tensor) for name, tensor in weights.items()]
         shapes = [
-            (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.nbytes)
+            (name, tensor.shape, tensor.dtype, tensor.nbytes)
             for name, tensor in (*whole, *message.tensors.items())
         ]
         self.enter(round, direction, clients, purpose, shapes, message.scalars)
@@ -88,7 +90,7 @@ class Ledger:
             size: its bytes, if they do not follow from its content.
         """
         # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
-        layout = _layout(tuple(sorted(shapes)), tuple(sorted(scalars)))
+        layout = _layout(tuple(sorted(shapes, key=itemgetter(0))), tuple(sorted(scalars)))
         if layout.id not in self._written:
             self._written.add(layout.id)
             self._write(layout)
@@ -112,8 +114,8 @@ class Ledger:
 @lru_cache(256)
 def _layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:
     tensors = tuple(
-        TensorEntry(name=name, shape=shape, dtype=dtype, bytes=size)
-        for name, shape, dtype, size in shapes
+        TensorEntry(name=n, shape=tuple(s), dtype=str(dtype).removeprefix("torch."), bytes=size)
+        for n, s, dtype, size in shapes
     )
     content = {"tensors": [tensor.model_dump() for tensor in tensors], "scalars": scalars}
     identity = hashlib.blake2b(json.dumps(content).encode(), digest_size=6).hexdigest()

@@ -76,9 +76,9 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
 
     Layers with rate 0 are not changed, and neither are calls of the dropout function.
     """
-    before = next((module.ahead for module in network.modules() if isinstance(module, Drawn)), None)
-    ahead: Ahead | None = None
-    for layer in network.modules():
+    layers, ahead = [*network.modules()], None
+    before = next((layer.ahead for layer in layers if isinstance(layer, Drawn)), None)
+    for layer in layers:
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
             layer.__class__ = mixed(Drawn, type(layer))
         if isinstance(layer, Drawn):
