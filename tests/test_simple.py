@@ -19,7 +19,6 @@ import feddg
 from feddg.data.decoding import decode_image
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError, RunError
-from feddg.experiment import Experiment
 from feddg.methods import FedAvg, Pardon
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.models.backbones import build_network, own_state, split_network
@@ -126,14 +125,6 @@ def test_a_file_says_what_its_weights_take(tmp_path):
     fed.class_names = ("a", "a", "b")
     with pytest.raises(RunError, match=r"w\.safetensors cannot be described: .*two have the same"):
         fed.save(tmp_path / "w.safetensors")
-    rows = [f"{'xy'[n % 2]},{'st'[n // 6]},{n},{n % 2 + n / 9}" for n in range(12)]
-    (tmp_path / "t.csv").write_text("\n".join(["label,domain,a,b", *rows]))
-    data = {"source": "features", "root": tmp_path / "t.csv", "id_val": 0}
-    chosen = Experiment(data=data, hold_out="t", clients={"number": 1})
-    fed = feddg.Federation.of(chosen, tmp_path / "cache")
-    assert said(fed) == "features (batch, 2)"
-    with pytest.raises(RunError, match="this model takes features"):
-        fed.save(tmp_path / "w.pt2")
 
 
 def test_it_goes_on_where_it_stopped_and_repeats_itself():
@@ -567,42 +558,10 @@ def test_what_depends_on_the_last_round_is_said_where_fit_is_called_in_parts(met
     assert said is None or texts[0].startswith(said)
 
 
-def test_an_experiments_federation_and_a_client_of_one_image_are_looked_at_too(tmp_path):
-    chosen = Experiment(
-        data={
-            **{"source": "digits", "image_size": 8, "id_val": 0},
-            **{"resize": "crop", "range": "full"},
-        },
-        hold_out="ink",
-        clients={"number": 2},
-        model={"backbone": "cnn", "weights": None},
-        train={"rounds": 1, "local_steps": 1},
-    )
-    fed = feddg.Federation.of(chosen, tmp_path).fit(1)
+def test_a_client_of_one_image_is_looked_at_too():
     site = [(Image.new("RGB", (8, 8)), n % 2) for n in range(3)]
-    assert fed.evaluate(site).examples == 3
-    fed.save(tmp_path / "w.safetensors")
-    with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
-        about = json.loads(file.metadata()["feddg"])
-    assert (about["resize"], about["range"]) == ("crop", "full")
     norm = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2))
     feddg.Federation([site[:1], site], norm)
-
-
-def test_an_experiments_federation_gathers_images_where_its_method_does(tmp_path):
-    chosen = Experiment(
-        method="centralised",
-        data={"source": "digits", "image_size": 8},
-        hold_out="ink",
-        clients={"number": 4},
-        model={"backbone": "cnn", "weights": None},
-        train={"rounds": 1, "local_steps": 1},
-    )
-    fed = feddg.Federation.of(chosen, tmp_path).fit()
-    assert (fed.server.state.round, len(fed.clients)) == (1, 1)
-    mixed = chosen.model_copy(update={"server": chosen.server.model_copy(update={"wise_ft": 0.5})})
-    with pytest.raises(ExperimentError, match=r"wise_ft mixes a run's last model with its first"):
-        feddg.Federation.of(mixed, tmp_path)
 
 
 def test_a_federation_that_was_shown_goes_on_from_a_checkpoint_all_the_same():
@@ -620,26 +579,15 @@ def test_a_federation_that_was_shown_goes_on_from_a_checkpoint_all_the_same():
         assert torch.equal(tensor, shown.weights[name]), name
 
 
-def test_an_experiments_federation_reads_images_as_a_models_file_does(tmp_path):
-    chosen = Experiment(
-        data={"source": "digits", "image_size": 16, "resize": "crop"},
-        hold_out="ink",
-        clients={"number": 2},
-        model={"backbone": "cnn", "weights": None},
-        train={"rounds": 1, "local_steps": 1},
-    )
-    fed = feddg.Federation.of(chosen, tmp_path / "cache").fit(1)
+def test_images_are_read_as_a_models_file_does(tmp_path):
     pixels = numpy.random.default_rng(0).integers(0, 256, (20, 36, 3), numpy.uint8)
     image, upright = Image.fromarray(pixels), Image.Exif()
     upright[0x0112] = 6  # as a telephone held upright writes it
     files = [tmp_path / "wide.png", tmp_path / "turned.png"]
     image.save(files[0])
     image.save(files[1], exif=upright)
-    given = [Image.open(file) for file in files]
-    decoded = [Image.fromarray(decode_image(file, 16, "crop")) for file in files]
-    assert torch.equal(fed.predict(given), fed.predict(decoded))
-    scores = [fed.evaluate([(image, 0) for image in images]) for images in (given, decoded)]
-    assert scores[0].loss == scores[1].loss
+    found, _ = read_images([(Image.open(file), 0) for file in files], "site", 16)
+    assert numpy.array_equal(found, [decode_image(file, 16) for file in files])
 
 
 def test_an_experiment_of_a_run_is_run_as_it_was(tmp_path, caplog):

@@ -178,6 +178,17 @@ def refused(made: Federation) -> Row:
     return {"refused": found} if (found := [*graphs.refused.values(), *records]) else {}
 
 
+def passes_of_a_round(made: Federation, work: Callable[[], Any]) -> int:
+    """Returns how often an image of a round passes through the network, at least once."""
+    passed: list[int] = []
+    hook = made.worker.network.featurizer.register_forward_pre_hook(
+        lambda _, inputs: passed.append(len(inputs[0]))
+    )
+    images = work().images
+    hook.remove()
+    return max(1, round(sum(passed) / images))
+
+
 def measure(
     row: Row, job: tuple[str, str, int], device: str, sizes: Sizes, write: Callable[[], None]
 ) -> None:
@@ -202,8 +213,11 @@ def measure(
                     kept.unlink()  # a method of one round would find them in the next
                 return made.server.round()
 
-            for _ in range(ROUNDS_TO_RECORD if recorded else 1):
-                done = work()
+            if recorded:
+                for _ in range(ROUNDS_TO_RECORD):
+                    work()
+            else:
+                passes = passes_of_a_round(made, work)
             before = made.worker.graphs.replayed
             rate = images / seconds(work, device, sizes.rounds)
             replayed = made.worker.graphs.replayed > before
@@ -211,7 +225,6 @@ def measure(
             note(name, rate if replayed == recorded else None)
         batches = made.next_batches()
         trains = not made.method.one_round
-        passes = max(1, round(done.forwards / done.images))
         on_gpu = device == "cuda"
         precision = "bfloat16" if on_gpu else "float32"
         loop = BareLoop(made, precision, forwards=passes, trains=trains)

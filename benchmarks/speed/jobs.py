@@ -14,13 +14,14 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-import feddg
 from feddg.clients.client import Client
 from feddg.data.data_set import register_source
 from feddg.data.images import ImageTable
 from feddg.experiment import Experiment
+from feddg.federation.federation import Federation as Made
 from feddg.models.backbones import build_network
 from feddg.models.precision import autocast
+from feddg.runs.prepare import in_process
 
 CLASSES = 10
 
@@ -97,12 +98,12 @@ JOBS = {
 """By name. The ResNets sample 4 of 100 clients a round: what a client costs is what matters."""
 
 
-class Federation(feddg.Federation):
+class Federation(Made):
     """A job under feddg, ready for its next round; nothing is written to disk but caches."""
 
     def __init__(self, experiment: Experiment, cache: Path | None = None) -> None:
         folder = cache or Path(tempfile.gettempdir()) / "feddg-speed"
-        vars(self).update(vars(feddg.Federation.of(experiment, folder)))
+        vars(self).update(vars(in_process(experiment, folder)))
         self.experiment = experiment
 
     def next_batches(self) -> list[tuple[Tensor, Tensor]]:

@@ -259,8 +259,6 @@ class Update:
         seconds: time the client spent training; a log, not a message.
         images: images of its training steps, each counted once per step; a log, not a message.
         members: the clients whose mean this update is; empty for one client's own update.
-        forwards: images through the client's network, counted once per pass; 0 if not counted. It
-            stays in the process.
         moved: how far the weights lie from those that were sent, if the process that trained the
             client and the server's are one run's (:func:`feddg.privacy.robust.moved`); None from
             outside, where the server measures it. A site cannot set it.
@@ -274,7 +272,6 @@ class Update:
     seconds: float = 0.0
     images: int = 0
     members: tuple[int, ...] = ()
-    forwards: int = 0
     moved: float | None = None
 
     @property

@@ -202,8 +202,6 @@ class RoundRow(Row):
         examples: training images of the used updates.
         images: images of the used updates' training steps, counted once per step however often a
             method passes them through the network.
-        forwards: images through clients' networks, counted once per pass, features that the cache
-            has not among them; 0 if not counted, as at sites.
         seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
             round), ``evaluate``.
         bytes_up: bytes sent by the clients in this round.
@@ -221,7 +219,6 @@ class RoundRow(Row):
     terms: dict[str, Number] = Field(default_factory=dict)
     examples: int = 0
     images: int = 0
-    forwards: int = 0
     seconds: dict[str, Number] = Field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
@@ -247,9 +244,8 @@ class NumberRow(Row):
     privacy budget before the last planned round, and of no other; ``fluctuation``, by how much the
     accuracy on the test domains changes from one evaluated round to the next, mean over the second
     half of the rounds; and, by round, means: ``seconds_per_round`` of training and aggregation,
-    ``images_per_round`` of training steps, each once a step, ``forwards_per_round`` of images
-    through the networks where they were counted, ``bytes_per_round`` that a client sends and is
-    sent.
+    ``images_per_round`` of training steps, each once a step, ``bytes_per_round`` that a client
+    sends and is sent.
 
     Attributes:
         rule: the selection rule that chose the round; empty if it does not matter.

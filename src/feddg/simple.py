@@ -33,12 +33,12 @@ from feddg.data.class_names import (
     tables_of,
 )
 from feddg.data.data_set import find_augmentation
-from feddg.data.decoding import Resize, UnusableImageError, as_rgb, make_square
+from feddg.data.decoding import UnusableImageError, as_rgb, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Progress, emit, silent, warn, warning
 from feddg.errors import ExperimentError, FeddgError, RunError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
-from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
+from feddg.experiment import ONE_ROUND, checked_settings, expand
 from feddg.federation import federation
 from feddg.federation.federation import prepared_network
 from feddg.federation.local_training import load_weights
@@ -52,9 +52,7 @@ from feddg.models.dropout import draw_dropout_from
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
-from feddg.runs.beforehand import with_weights_at_hand
 from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
-from feddg.runs.prepare import Images, in_process
 from feddg.settings import (
     SHORTHANDS,
     ExperimentSettings,
@@ -64,7 +62,7 @@ from feddg.settings import (
     merge,
     without_effect,
 )
-from feddg.storage import cache_folder, hash_of
+from feddg.storage import hash_of
 from feddg.text import counted
 
 PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")
@@ -247,23 +245,6 @@ class Federation(federation.Federation):
                 )
             self.transport.class_names = self.class_names
 
-    @classmethod
-    def of(cls, experiment: Experiment, cache: Path | None = None) -> "Federation":
-        """Returns an experiment's federation before its first round, without a run folder.
-
-        Args:
-            experiment: gives images, network and method.
-            cache: folder for decoded pixels; the user's cache by default.
-
-        Raises:
-            ExperimentError: it mixes a run's last model with its first, or cannot be run.
-        """
-        _refuse_wise_ft(experiment)
-        experiment = with_weights_at_hand(experiment)  # and with the number of features
-        made = in_process(experiment, cache_folder(cache), make=_OfExperiment)
-        assert isinstance(made, Federation)
-        return made
-
     def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
         """Trains for some rounds; a further call continues.
 
@@ -277,7 +258,6 @@ class Federation(federation.Federation):
                 transport reaches them.
         """
         here, number = len(self.transport.clients), self.settings.clients.number
-        number = 1 if self.method.gathers_images else number
         if here != number:
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         train = self.settings.train
@@ -317,8 +297,7 @@ class Federation(federation.Federation):
             ExperimentError: an image or target cannot be used, or groups are not one an image.
         """
         task = self.worker.task
-        resize = self.settings.data.resize
-        images, targets = read_images(dataset, name, self.image_size, task, resize)
+        images, targets = read_images(dataset, name, self.image_size, task)
         if task.has_classes:
             targets = self._renumbered(dataset, targets, name)
         example = self.clients[0].labels[:1].numpy()
@@ -340,7 +319,7 @@ class Federation(federation.Federation):
         Columns are in the order of :attr:`class_names`, which need not be the data set's own.
         Under another task than classification, returns the network's outputs ``(n, ...)``.
         """
-        pixels, _ = read_images(images, "images", self.image_size, None, self.settings.data.resize)
+        pixels, _ = read_images(images, "images", self.image_size, None)
         none = numpy.zeros(len(pixels), dtype=numpy.int64)
         evaluation = self._evaluation(pixels, none, {}, "images").in_float32()
         outputs = evaluation.predict(self.model, numpy.arange(len(pixels)))
@@ -358,19 +337,17 @@ class Federation(federation.Federation):
 
         Raises:
             RunError: the suffix is another, the file cannot be written, or it predicts differently;
-                or a graph is asked for under a task without classes, or of a table of features.
+                or a graph is asked for under a task without classes.
         """
         if not self.worker.task.has_classes and Path(path).suffix.lower() != ".safetensors":
             raise RunError(
                 f"{path}: a graph gives probabilities of classes, and this task has none: save the "
                 "weights (.safetensors), or give fed.model to torch.export yourself"
             )
-        data = self.settings.data
         about = {
             "class_names": list(self.class_names),
             "image_size": self.image_size,
-            "depths": self.clients.contents.bit_depths if isinstance(self.clients, Images) else (),
-            **data.model_dump(include={"resize", "range", "bands", "tile", "features"}),
+            **self.settings.data.model_dump(include={"resize", "range", "bands", "tile"}),
             "method": self.method.name,
             "round": self.server.state.round,
         }
@@ -464,15 +441,6 @@ def _refuse_copies(arrays: Iterable[numpy.ndarray], hides: str) -> None:
         )
 
 
-class _OfExperiment(Federation):
-    """The federation of an experiment, whose images are read already."""
-
-    def __init__(self, clients: Images, *parts: Any, **more: Any) -> None:
-        federation.Federation.__init__(self, clients, *parts, **more)
-        self.names = self.class_names = tuple(clients.held.classes)
-        self.domain_names = tuple(clients.held.domains)
-
-
 def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> ExperimentSettings:
     given = expand(fields)
     strange = [
@@ -497,16 +465,12 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
     one_round = ONE_ROUND if method.one_round else {}
     settings = checked_settings(merge(merge(merge(defaults, expand(preset)), given), one_round))
-    _refuse_wise_ft(settings)
-    return settings
-
-
-def _refuse_wise_ft(settings: ExperimentSettings) -> None:
     if settings.server.wise_ft != "none":
         raise ExperimentError(
             "server.wise_ft mixes a run's last model with its first, and a Federation does not: "
             "run the experiment (feddg.run), or leave it out"
         )
+    return settings
 
 
 def _distinct(name: str, tables: Sequence[Numbered | None]) -> list[tuple[str, Numbered | None]]:
@@ -593,7 +557,6 @@ def read_images(
     name: str,
     size: int | None = None,
     task: Task | None = CLASSIFICATION,
-    resize: Resize = "squash",
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Reads a data set: pixels ``(n, size, size, 3)`` uint8, and class ids ``(n,)`` int64.
 
@@ -603,7 +566,6 @@ def read_images(
         size: side in pixels that images are resized to; by default that of the first image, which
             must be square.
         task: what the targets are for, ``(n, ...)`` of any type; None if only images are read.
-        resize: how an image becomes square.
 
     Raises:
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
@@ -638,7 +600,7 @@ def read_images(
                     f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "
                     f"and must be {size} x {size}: resize both in the data set"
                 )
-            array = make_square(Image.fromarray(array), size, resize)
+            array = make_square(Image.fromarray(array), size, "squash")
         if targets and target.shape != targets[0].shape:
             raise ExperimentError(
                 f"{where} has a target {target.shape}, but the first is {targets[0].shape}; all "

@@ -80,7 +80,7 @@ def both(
     recorded.run()
     for one, other in zip(ordinary.replies, recorded.replies, strict=True):
         terms = pytest.approx(other.terms, rel=1e-4) if method in ROUNDED else other.terms
-        assert (one.terms, one.forwards) == (terms, other.forwards)
+        assert one.terms == terms
     return recorded, expected
 
 

@@ -61,7 +61,7 @@ def test_a_round_under_a_rule(subtests):
             small = Dealt(build_method("fedavg", {}), sizes=sizes, train=train, owned=found.rows)
             small.run(1)
             assert len([reply for reply in small.replies if hasattr(reply, "terms")]) == 3
-            assert all(reply.forwards >= reply.images > 0 for reply in small.replies)
+            assert all(reply.images > 0 for reply in small.replies)
             assert small.server.state.round == 1
             assert all(
                 torch.isfinite(tensor).all() for tensor in small.server.state.weights.values()

@@ -28,6 +28,7 @@ from feddg.attacks.senders import (
 )
 from feddg.data.decoding import UnusableImageError, decode_image
 from feddg.data.images import endings, images_below
+from feddg.data.inspection import evenly
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, need
 from feddg.readers import with_page
@@ -52,12 +53,11 @@ SMALLEST = 12
 def figure_of(found: Reconstruction, domain_names: Sequence[str]) -> Figure:
     """Returns the figure of a reconstruction."""
     domains = found.targets.domains
-    shown = torch.cat(
-        [(domains == d).nonzero().flatten()[:SHOWN] for d in domains.unique().tolist()]
-    )
+    present = domains.unique().tolist()
+    shown = torch.cat([(domains == domain).nonzero().flatten()[:SHOWN] for domain in present])
     rows = [found.targets.images[shown], *(_bytes(found.drawn[fed][shown]) for fed in FED)]
     reader = "server" if found.attacker == "server" else "another client"
-    names = [domain_names[d] for d in domains.unique().tolist()]
+    names = [domain_names[domain] for domain in present]
     caption = (
         f"What the {reader} draws from {found.entry.key}, top to bottom: true images "
         f"({', '.join(names)}), drawn from what was sent, from each image's own sample, and from "
@@ -183,8 +183,7 @@ def load_public(folders: Sequence[Path], side: int, most: int | None = None) -> 
     """
     files = [path for folder in folders for path in images_below(folder)]
     images = []
-    count = min(most or len(files), len(files))
-    for path in (files[place * len(files) // count] for place in range(count)):
+    for path in evenly(files, most or len(files)):
         try:
             images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
         except UnusableImageError as error:

@@ -120,9 +120,7 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
     clustered = ~values.isnan()
     values, clusters = values[clustered].double(), clusters[clustered]
     means = numpy.array([float(values[clusters == c].mean()) for c in clusters.unique().tolist()])
-    if not len(means):
-        return MeanInterval(math.nan, math.nan, math.nan)
-    mean = float(means.mean())
+    mean = float(means.mean()) if len(means) else math.nan
     if len(means) < 2:
         return MeanInterval(mean, math.nan, math.nan)
     half = float(means.std(ddof=1) / len(means) ** 0.5) * student(len(means) - 1)

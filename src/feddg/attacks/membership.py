@@ -26,7 +26,6 @@ from feddg.attacks.senders import (
     Senders,
     SentEntry,
     Victim,
-    one_each,
     victims_of,
 )
 from feddg.clients.client import Examples
@@ -144,14 +143,13 @@ def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
     """Yields features ``(n, 3)``: minus the new loss, the decrease, minus the loss before."""
     broadcast = senders.broadcast
     before = [_negative_losses(senders, broadcast.weights, case.asked) for case in cases]
-    updates: list[Weights] = []
     worker = senders.pretender(
         local_epochs=senders.loaded.worker.train.local_epochs,
         local_steps=senders.loaded.worker.train.local_steps,
     )
-    for update in senders.trained([case.holding for case in cases], worker, broadcast):
-        updates.append(copied(update.weights))
-    for case, first, weights in zip(cases, before, updates):
+    updates = senders.trained([case.holding for case in cases], worker, broadcast)
+    trained = [copied(update.weights) for update in updates]
+    for case, first, weights in zip(cases, before, trained):
         after = _negative_losses(senders, broadcast.weights | weights, case.asked)
         yield numpy.stack([after, after - first, first], axis=1)
 
@@ -195,9 +193,7 @@ def _features(
 
 def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> numpy.ndarray:
     """Returns features ``(n, 3)``: minus the distance to the nearest row, best cosine, norm."""
-    classes = senders.loaded.network.classes
-    client_data = one_each(case.asked.images(), case.asked.labels, classes)
-    pretended = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)]).double()
+    pretended = senders.one_each(entry, case.asked.images(), case.asked.labels).double()
     centre, scale = pretended.mean(0), pretended.std(0).clamp(min=1e-8)
     pretended, rows = (pretended - centre) / scale, (sent.double() - centre) / scale
     distances = torch.cdist(pretended, rows).amin(1)

@@ -27,7 +27,6 @@ from feddg.attacks.senders import (
     chosen_clients,
     looked_at,
     matched,
-    one_each,
     targets_of,
 )
 from feddg.diagnostics import Progress, silent
@@ -419,15 +418,12 @@ def reconstruct(
     Raises:
         RunError: the clients do not send this entry.
     """
-    classes = senders.loaded.network.classes
 
     def tell(what: str, done: int, total: int) -> None:
         progress(f"{entry.key}: {what}", done, total)
 
     tell("asking", 0, 1)
-    others = torch.cat(
-        [rows[:1] for rows in senders.pretended(entry, one_each(public, labels, classes))]
-    )
+    others = senders.one_each(entry, public, labels)
     generator = train_generator(others, public, training, tell)
     if victims is None:
         victims = chosen_clients(senders.loaded, count, training.seed)
@@ -494,9 +490,7 @@ def _of_client(
     elif entry.purpose == "update":  # it takes a turn of training to ask of one
         positions = positions[: TURNS * count]
     targets = targets_of(examples, client, positions)
-    classes = senders.loaded.network.classes
-    client_data = one_each(targets.images, targets.labels, classes)
-    samples = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)])
+    samples = senders.one_each(entry, targets.images, targets.labels)
     rng, standardised = stream(seed, "pairs", client), generator.standardised
     pairs = matched(standardised(sent), standardised(samples), count, rng)
     rows, images = torch.tensor(pairs).T

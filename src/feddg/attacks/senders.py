@@ -343,6 +343,25 @@ class Senders:
             raise RunError(f"a client of some images of its own sends no {entry.key} here")
         return [sent[id] for id in range(len(hold))]
 
+    def one_each(self, entry: SentEntry, images: Tensor, labels: Tensor) -> Tensor:
+        """Returns the first row that a client of one image alone would send, for each image.
+
+        Args:
+            entry: the attacked entry.
+            images: ``(n, 3, S, S)`` uint8.
+            labels: ``(n,)``.
+
+        Returns:
+            ``(n, length)``.
+
+        Raises:
+            RunError: see :meth:`pretended`.
+        """
+        pixels, classes = in_memory(images), self.loaded.network.classes
+        rows = torch.arange(len(images)).split(1)
+        sent = self.pretended(entry, [held(pixels, row, labels, classes) for row in rows])
+        return torch.cat([part[:1] for part in sent])
+
     def trained(
         self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast
     ) -> Iterator[Update]:
@@ -390,12 +409,6 @@ class Senders:
         with torch.inference_mode():
             parts = [predictor(as_unit(part, device)).argmax(1).cpu() for part in images.split(64)]
         return torch.cat(parts).clone()
-
-
-def one_each(images: Tensor, labels: Tensor, classes: int) -> list[Examples]:
-    """Returns a client with one image for each of ``images`` ``(n, 3, H, W)`` uint8."""
-    stack = in_memory(images)
-    return [held(stack, torch.tensor([row]), labels, classes) for row in range(len(images))]
 
 
 def held(pixels: Pixels, rows: Tensor, labels: Tensor, classes: int) -> Examples:

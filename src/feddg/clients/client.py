@@ -313,7 +313,6 @@ class Client:
         self.arrange: Callable[[Tensor], Tensor] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
-        self.forwards = 0
         self._balanced: tuple[Tensor, dict[torch.dtype, Tensor]] | None = None
         self.turn: Turn | None = None
         self.together, self.alike = Together(), False
@@ -613,9 +612,7 @@ class Client:
         """
         shape = self.examples.images(torch.arange(1)).shape
         ramp = torch.linspace(0, 1, shape.numel(), device=self.device).view(shape)
-        forwards = self.forwards
         outputs = [features.float() for features in seen(ramp)]
-        self.forwards = forwards  # a ramp is no image of the client
         return digest_of(self.network, names, *outputs)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
@@ -718,16 +715,3 @@ Draws = Callable[[Tensor, Tensor], dict[str, Tensor]]
 def total_of(terms: dict[str, Tensor]) -> Tensor:
     """Returns the sum of loss terms, in float32."""
     return torch.stack([term.float() for term in terms.values()]).sum()
-
-
-def counted_forwards(client: Client) -> AbstractContextManager[object]:
-    """Counts every image that enters the featurizer inside the block in ``client.forwards``.
-
-    A batch that a method passes in three versions counts three times. Images that pass through a
-    copy of the network, such as a frozen teacher, count too.
-    """
-
-    def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        client.forwards += len(inputs[0])
-
-    return client.network.featurizer.register_forward_pre_hook(count)

@@ -38,7 +38,7 @@ MOST_RECORDS, MOST_TRIES = 96, 3
 CLOSE = 1e-6
 """How far a replay may be from a step, relative to a tensor's length, if steps differ as well."""
 OF_THE_HOST = frozenset(
-    {"id", "round", "steps", "forwards", "terms", "train", "examples", "training", "memory"}
+    {"id", "round", "steps", "terms", "train", "examples", "training", "memory"}
     | {"context", "received", "extras", "secrets", "views", "features"}
     | {"stream", "numpy_stream", "lasting_stream", "cached", "batches", "plain_batches"}
     | {"of_images", "kept_features", "frozen_features"}
@@ -265,7 +265,7 @@ class Record:
         buffer: where batches are put.
         parts: the tensors that lie there.
         copies: what is put beside it: what was made on the device, before the step.
-        counted: steps and passes of images in a step.
+        counted: steps that the client counts in it.
         terms: the sums of its loss terms.
         passes: what its layers drew.
     """
@@ -279,7 +279,7 @@ class Record:
     buffer: Tensor | None = None
     parts: Weights = field(default_factory=dict)
     copies: list[Tensor] = field(default_factory=list)
-    counted: tuple[int, int] = (0, 0)
+    counted: int = 0
     terms: Weights = field(default_factory=dict)
     passes: list[Any] = field(default_factory=list)
 
@@ -581,9 +581,9 @@ class Turn:
             with self.graphs.aside(self.device):
                 self.client.terms = {}
                 step()
-                client, (steps, forwards) = self.client, host[0]
-                record.counted = client.steps - steps, client.forwards - forwards
-                record.terms, record.passes = client.terms, [source.mark() for source in self.ahead]
+                record.counted = self.client.steps - host[0]
+                record.terms = self.client.terms
+                record.passes = [source.mark() for source in self.ahead]
                 self._restore(before, host)
                 expected = twice(step)
                 # Where a GPU adds in another order, two may be alike by chance.
@@ -605,10 +605,10 @@ class Turn:
             record.replay = replay
 
     def _replay(self, record: Record) -> None:
-        client, (steps, forwards) = self.client, (self.client.steps, self.client.forwards)
+        client, steps = self.client, self.client.steps
         assert record.replay is not None
         record.replay()
-        client.steps, client.forwards = steps + record.counted[0], forwards + record.counted[1]
+        client.steps = steps + record.counted
         for source, passes in zip(self.ahead, record.passes):
             source.rewind(passes)
         client.terms |= record.terms
@@ -624,15 +624,12 @@ class Turn:
     def _scratch(self) -> list[object]:
         return [_kept(leaf) for leaf in leaves_of(self.client.scratch)]
 
-    def _host(self) -> tuple[tuple[int, int], list[object]]:
-        client = self.client
-        return (client.steps, client.forwards), [source.mark() for source in self.ahead]
+    def _host(self) -> tuple[int, list[object]]:
+        return self.client.steps, [source.mark() for source in self.ahead]
 
-    def _restore(
-        self, saved: list[tuple[Tensor, Tensor]], host: tuple[tuple[int, int], list[Any]]
-    ) -> None:
+    def _restore(self, saved: list[tuple[Tensor, Tensor]], host: tuple[int, list[Any]]) -> None:
         client = self.client
-        (client.steps, client.forwards), marks = host
+        client.steps, marks = host
         for source, mark in zip(self.ahead, marks):
             source.rewind(mark)
         with torch.no_grad():

@@ -39,7 +39,7 @@ class Together:
 
     def __init__(self, clients: Iterable["Client"] = ()) -> None:
         self._later, self._next = iter(clients), deque["Client"]()
-        self._known: dict[tuple[int, str], tuple[Parts, int]] = {}
+        self._known: dict[tuple[int, str], Parts] = {}
         self.shared: dict[str, str] = {}
 
     def __iter__(self) -> Iterator["Client"]:
@@ -75,17 +75,13 @@ class Together:
         """
         known = self._known.pop((client.id, name(client)), None)
         if known is None:
-            before, clients = client.forwards, [client, *self._joining(client, name, done)]
+            clients = [client, *self._joining(client, name, done)]
             whole = [part.cpu() for part in compute(clients)]
-            # Every image goes through the network equally often.
-            passes, client.forwards = (client.forwards - before) // max(1, len(whole[0])), before
             counts = [len(each.examples) for each in clients]
             for each, parts in zip(clients, zip(*(part.split(counts) for part in whole))):
-                self._known[each.id, name(each)] = parts, passes
+                self._known[each.id, name(each)] = parts
             known = self._known.pop((client.id, name(client)))
-        parts, passes = known
-        client.forwards += passes * len(parts[0])
-        return parts
+        return known
 
     def _joining(
         self, client: "Client", name: Callable[["Client"], str], done: Callable[["Client"], bool]

@@ -80,13 +80,11 @@ def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[
         One int64 array per client: positions in ``domains``, ascending; some may be empty.
     """
     random, starts = (numpy_stream(seed, "partition", use) for use in ("further", "starts"))
-    partitioned: list[list[np.ndarray]] = [[] for _ in range(found.clients)]
+    by_domain: list[list[np.ndarray]] = []
     for domain, counts in zip(found.domain_ids, found.counts.T):
         rows = random.permutation(np.flatnonzero(domains == domain))
-        cuts = _bounds(counts, len(rows), starts)
-        for client_rows, part in zip(partitioned, np.split(rows, cuts)):
-            client_rows.append(part)
-    return [np.sort(np.concatenate(parts)) for parts in partitioned]
+        by_domain.append(np.split(rows, _bounds(counts, len(rows), starts)))
+    return [np.sort(np.concatenate(parts)) for parts in zip(*by_domain)]
 
 
 def _bounds(weights: np.ndarray, images: int, random: np.random.Generator) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.linalg import vector_norm
 
-from feddg.clients.client import Batch, Client, Prepared, RecordNoise, counted_forwards
+from feddg.clients.client import Batch, Client, Prepared, RecordNoise
 from feddg.clients.graphs import Turn
 from feddg.clients.optim import kept_moments, take_up
 from feddg.clients.threads import threads
@@ -163,7 +163,6 @@ def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
 def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
     """Takes one optimizer step with a batch's clipped and noised gradient (DP-SGD)."""
     gradients, losses = image_gradients(client, batch)
-    client.forwards += len(batch) - 1  # together they went through as what looks like one image
     parameters = dict(client.network.named_parameters())
     for name, total in clipped_sum(gradients, noise.norm).items():
         noised = add_noise(total, noise.multiplier * noise.norm) / len(batch)
@@ -216,7 +215,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         with _at_rest(client):
             return head.update(client)
     started, before = time.perf_counter(), dict(client.memory)
-    with _local_work(client), counted_forwards(client), client.held_still():
+    with _local_work(client), client.held_still():
         local = _start(client, method)
         client.set_training()
         draw_dropout_from(client.network, client.stream("dropout"))
@@ -264,7 +263,6 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         )
     seconds = time.perf_counter() - started
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
-    update.forwards = client.forwards
     if defences.defences:
         update = defences.protect(update, client.received, client.extras, client.secrets)
         far = moved(update.weights, client.received)

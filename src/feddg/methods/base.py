@@ -417,7 +417,7 @@ class Round:
         forgotten: clients whose part is taken out of the model.
         groups: before round 1: how the method grouped the clients, if it did.
         terms: mean of each loss term over the used updates that have it, weighted by examples; with
-            ``examples``, ``images``, ``forwards`` and ``training`` (seconds) it makes up the row.
+            ``examples``, ``images`` and ``training`` (seconds) it makes up the row.
     """
 
     number: int
@@ -439,7 +439,6 @@ class Round:
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0
-    forwards: int = 0
     training: float = 0.0
 
     def __post_init__(self) -> None:
@@ -450,7 +449,6 @@ class Round:
         """Adds one used update to the means and counts."""
         self.examples += update.examples
         self.images += update.images
-        self.forwards += update.forwards
         self.training += update.seconds
         for name, value in update.terms.items():
             self._having[name] += update.examples
@@ -473,7 +471,6 @@ class Round:
             terms=self.terms,
             examples=self.examples,
             images=self.images,
-            forwards=self.forwards,
             # Sites train side by side: their seconds may add up to more than the round took.
             seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
             bytes_up=self.bytes["up"] - self._before["up"],

@@ -294,9 +294,8 @@ class ClientEnsemble(Predictor):
 
     def __init__(self, model: nn.Module, settings: Any, parts: Parts) -> None:
         super().__init__(model, settings, parts)
-        networks = {m: n for n, m in self.model.named_modules() if isinstance(m, Network)}
-        prefix = next(iter(networks.values()), "")
-        prefix = f"{prefix}." if prefix else ""
+        inside = next((n for n, m in self.model.named_modules() if isinstance(m, Network)), "")
+        prefix = f"{inside}." if inside else ""
         own = self.model.state_dict()
         self._members = [
             {f"{prefix}{name}": tensor.to(own[f"{prefix}{name}"]) for name, tensor in part.items()}

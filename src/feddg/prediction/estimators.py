@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import numpy
@@ -252,7 +253,7 @@ class Familiar:
             chosen = [*[rows] * DRAWS, *islice(cycle(kinds[1:] or kinds), DRAWS)]
             drawn = [novelty_of(others[random.choice(kind, images)]) for kind in chosen]
             limits.append(float(numpy.quantile(drawn, INSIDE)))
-        return math.fsum(limits) / len(limits) if limits else math.inf
+        return fmean(limits) if limits else math.inf
 
 
 def novelty_of(outside: numpy.ndarray) -> float:
@@ -288,16 +289,6 @@ class Signals(Row):
     def foreign(self) -> bool:
         """Whether the images differ more from those of the sites than a new site's usually do."""
         return self.novelty is not None and self.limit is not None and self.novelty > self.limit
-
-    @property
-    def combined(self) -> float:
-        """The mean of the estimates that are calibrated."""
-        return combined(self.estimates, list(self.estimates))
-
-
-def combined(estimates: Mapping[str, float], names: Sequence[str]) -> float:
-    """Returns the mean of some estimates."""
-    return math.fsum(estimates[name] for name in names) / len(names)
 
 
 # Sites as if they had taken no part: a classifier in closed form from all others, on frozen

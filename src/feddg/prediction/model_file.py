@@ -274,8 +274,7 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     """Writes a model in the way of :func:`export_run`, without a model card.
 
     Args:
-        model: maps RGB images in [0, 1], or features, to logits, in eval mode; a ``Network`` is
-            part of it.
+        model: maps RGB images in [0, 1] to logits, in eval mode; a ``Network`` is part of it.
         path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which decides the format.
         metadata: ``class_names``, ``image_size``, ``resize``, and further fields of the
             description.
@@ -291,14 +290,10 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
         raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
     if format == "onnx":
         need("export", "ONNX", otherwise="use --torch")
-    size, features = metadata["image_size"], metadata["features"]
+    size = metadata["image_size"]
     if format == "safetensors":
         network = next(part for part in model.modules() if isinstance(part, Network))
-        taken = input_of_weights(network, size, features)
-    elif features is not None:
-        raise RunError(
-            f"{path}: this model takes features, not images; save its weights (.safetensors)"
-        )
+        taken = input_of_weights(network, size, None)
     else:
         taken = f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255"
     own = {"feddg": feddg.__version__, "format": format, "weights": fingerprint(model)}

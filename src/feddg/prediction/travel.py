@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Final, Literal, NamedTuple
 
 import numpy
@@ -33,7 +34,6 @@ from feddg.prediction.estimators import (
     Signals,
     Sums,
     agreement_with,
-    combined,
     images_to_label,
     labels_needed,
     left_out_sites,
@@ -111,7 +111,7 @@ class TravelFile(JsonFile):
         """Returns the mean estimate at a new site and at the others, from those that all have."""
         known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
         names = [name for name in signals.estimates if all(name in one for one in known)]
-        at, *sites = (combined(estimates, names) for estimates in known)
+        at, *sites = (fmean(estimates[name] for name in names) for estimates in known)
         return at, sites
 
 

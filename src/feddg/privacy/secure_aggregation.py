@@ -461,7 +461,7 @@ class SecureAggregation(Defence):
         del secrets["seed"]
         vector = torch.from_numpy(values.view(numpy.int64))
         extras = Message(update.extras.tensors | {MASKED: vector}, update.extras.scalars)
-        return replace(update, weights={}, extras=extras, terms={}, forwards=0, moved=None)
+        return replace(update, weights={}, extras=extras, terms={}, moved=None)
 
     def _unmask(self, id: int, round: int, question: Message, secrets: Weights) -> Message:
         if "members" not in secrets:
@@ -725,7 +725,6 @@ class _Round:
             seconds=sum(update.seconds for update in updates),
             images=sum(update.images for update in updates),
             members=tuple(ids),
-            forwards=sum(update.forwards for update in updates),
         )
 
     def _trained(self, members: list[int]) -> dict[int, Update]:

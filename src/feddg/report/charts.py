@@ -434,7 +434,8 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         for domain in domains:
             known = [margin.by_domain[domain]] if domain in margin.by_domain else []
             rows.append((label_of(domain.removeprefix(f"{name}, ")), Interval.of(known)))
-    first, rows = len(rows), [*rows, ("<b>all domains</b>", margin.domains)]
+    symbols = ["circle"] * len(rows) + ["diamond"] * 2
+    rows.append(("<b>all domains</b>", margin.domains))
     rows.append(("<b>all data sets</b>", margin.collections))
     caption = sentence(
         "forest_plot",
@@ -443,7 +444,6 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         when=results.default_rule.when,
         margin=margin,
     )
-    symbols = ["circle"] * first + ["diamond"] * 2
     return _margins_chart(rows, base, caption, color=DARK, symbol=symbols)
 
 

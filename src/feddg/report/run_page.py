@@ -505,10 +505,7 @@ def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
     if not cost.seconds["total"]:
         return None
-    passed = [row for row in run.rounds if row.forwards and row.images]
-    passes, images = sum(row.forwards for row in passed), sum(row.images for row in passed)
-    table = table_from("cost", cost=cost, passes=passes, images=images)
-    return Section("Cost", [table], folded=True)
+    return Section("Cost", [table_from("cost", cost=cost)], folded=True)
 
 
 # Groups of clients, environment, experiment.

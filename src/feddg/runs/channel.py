@@ -53,7 +53,7 @@ SECONDS_TO_LEAVE = 10.0
 MINUTES_TO_JOIN = 10
 CONTEXT, PREDICT = "context", "predict"
 FAILED = "failed"
-_COUNTS = ("examples", "images", "seconds", "forwards", "moved")
+_COUNTS = ("examples", "images", "seconds", "moved")
 
 
 def buffers_of(message: Message) -> list[Tensor]:

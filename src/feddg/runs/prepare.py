@@ -626,7 +626,6 @@ def in_process(
     cache: Path,
     progress: Progress = silent,
     *,
-    make: type[Federation] = Federation,
     transport: Callable[..., InProcess] = InProcess,
 ) -> Federation:
     """Returns an experiment's federation, whose clients are in this process.
@@ -635,7 +634,6 @@ def in_process(
         experiment: the experiment.
         cache: folder for decoded pixels and methods' results.
         progress: called with the progress.
-        make: puts it together.
         transport: makes the transport to the clients.
 
     Raises:
@@ -654,14 +652,13 @@ def in_process(
             "into data.pixel_budget_gb: feddg data inspect looks for them, given the hold-out."
         )
         emit(note("near-copies-not-looked-for", text))
-    return federation_of(experiment, images, cache, make, transport)
+    return federation_of(experiment, images, cache, transport)
 
 
 def federation_of(
     experiment: Experiment,
     images: Images,
     cache: Path,
-    make: type[Federation] = Federation,
     transport: Callable[..., InProcess] = InProcess,
 ) -> Federation:
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
@@ -675,7 +672,7 @@ def federation_of(
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
-    federation = make(*parts, augmentation=chosen, cache=cache, in_process=transport)
+    federation = Federation(*parts, augmentation=chosen, cache=cache, in_process=transport)
     federation.evaluation = build_evaluation(settings, images, federation.worker)
     return federation
 

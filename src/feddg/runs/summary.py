@@ -145,7 +145,6 @@ def _of_all_rounds(run: Run) -> Iterator[NumberRow]:
             r.seconds.get("train", 0.0) + r.seconds.get("aggregate", 0.0) for r in rounds
         ],
         "images_per_round": [r.images for r in rounds],
-        "forwards_per_round": [r.forwards for r in rounds] * all(r.forwards for r in rounds),
         "bytes_per_round": [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds],
     }
     yield from (NumberRow(metric=name, value=fmean(of)) for name, of in taken.items() if of)

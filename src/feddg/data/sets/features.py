@@ -162,10 +162,8 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
                     raise DataError(
                         f"{file}: the column {name!r} is {tensor.shape}: expected {expected}."
                     )
-                if one:
+                if one or tensor.ndim == 1:
                     columns[name] = tensor.ravel()
-                elif tensor.ndim < 2:
-                    columns[name] = tensor
                 elif alone:  # a column of lists, as in Parquet
                     columns[name] = list(tensor)
                 else:

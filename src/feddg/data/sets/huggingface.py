@@ -139,13 +139,12 @@ def _texts(part: str, rows: Any, column: str) -> list[str]:
 
     feature = rows.features[column]
     values = rows.with_format(None)[column][:]
-    texts = []
+    named, texts = isinstance(feature, datasets.ClassLabel), []
     for number, value in enumerate(values):
-        unlabelled = value == -1 and isinstance(feature, datasets.ClassLabel)
-        if value is None or value == "" or value != value or unlabelled:  # NaN equals nothing
+        missing = value is None or value == "" or value != value  # NaN equals nothing
+        if missing or (named and value == -1):
             raise DataError(f"row {number} of the split {part} has no {column}.")
-        named = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
-        texts.append(str(feature.int2str(value) if named else value))
+        texts.append(str(feature.int2str(value) if named and isinstance(value, int) else value))
     return texts
 
 
