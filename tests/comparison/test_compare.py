@@ -21,7 +21,7 @@ from feddg.cli import app, main
 from feddg.clients.threads import threads
 from feddg.comparison import compare as compare_module
 from feddg.comparison.compare import prepare_comparison, why_hopeless
-from feddg.comparison.pool import Watcher
+from feddg.comparison.pool import ROUNDS, Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
 from feddg.prediction.model import load_model
@@ -56,11 +56,11 @@ class Notes(Watcher):
     def start(self, total, done):
         self.counts = (total, done)
 
-    def news(self, cell, facts):
-        if "rounds" in facts:
-            self.rounds.append((cell.experiment.method.name, facts["rounds"]))
-        if (cell.experiment.method.name, facts.get("rounds")) == self.stop_at:
-            raise KeyboardInterrupt
+    def news(self, folder, facts):
+        if facts["what"] == ROUNDS:
+            self.rounds.append((folder.name.split("-")[0], facts["done"]))
+            if self.rounds[-1] == self.stop_at:
+                raise KeyboardInterrupt
 
     def ended(self, outcome):
         self.ends.append((outcome.cell.experiment.method.name, outcome.status))

@@ -282,10 +282,10 @@ def test_a_site_without_labels_is_checked_before_it_joins(tmp_path):
     images = str(pictures(tmp_path / "flat"))
     options = {"cache": tmp_path / "cache", "device": "cpu", "offline": True, "unlabelled": True}
     _, checks = check_site(app / "sites" / "clinic", images, **options)
-    assert {"images-decode"} <= {check.code for check in checks}
+    assert {"images", "speed"} <= {check.code for check in checks}
     assert not [check for check in checks if check.severity == "error"]
     _, checks = check_site(app / "sites" / "ink", images, **options)
-    assert [check.text for check in checks] == ["This site is to train, and has no labels."]
+    assert ["has no labels" in check.text for check in checks] == [True]
 
 
 def test_the_page_names_what_was_measured_and_calls_no_trained_domain_unseen(tmp_path, caplog):
@@ -364,7 +364,7 @@ def test_a_late_site_with_a_class_of_its_own_is_told_so():
     registry = NodeRegistry(None, known(["a", "b"], ["cat", "dog"]), (), None, ())
     for own, strange in (('{"cat": 2, "fox": 1}', "fox"), ('{"targets": 3}', "targets")):
         held = {"classes": own, "domains": '{"b": 3}', "files": "{}"}
-        words = f"has the class {strange!r}, which this run began without"
+        words = f"has the class {strange!r}, and this run has cat, dog"
         assert words in registry._objection(1, Registration.model_validate(held))
 
 

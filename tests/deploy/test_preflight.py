@@ -18,11 +18,12 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from codec_files import write_vgg19
 from feddg.cli import app
-from feddg.data.images import from_class_folders, listed_images
+from feddg.data.images import listed_images
 from feddg.deploy import preflight
 from feddg.deploy.keys import public_key
-from feddg.deploy.preflight import check_connection, check_disk, check_domains, check_images
+from feddg.deploy.preflight import check_connection, check_disk, check_images
 from feddg.deploy.setup import JoinFile, deployment_fields, read_join, write_app
+from feddg.deploy.site import SiteConfig, read_experiment
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from stand_in_proxy import StandInProxy
@@ -73,9 +74,17 @@ def severities(checks):
     return {check.code: check.severity for check in checks}
 
 
-def site_severities(deployment, images, tmp_path, **changes):
+def site_checks(deployment, images, cache, **changes):
+    """Returns the checks of a site whose join file is changed, by code."""
     join = read_join(deployment).model_copy(update=changes)
-    return severities(check_images(join, str(images), "north", tmp_path / "cache", "cpu"))
+    config = SiteConfig(site="north", images=str(images), domain="north", cache=cache, device="cpu")
+    return {check.code: check for check in check_images(join, config)}
+
+
+def with_fields(deployment, **fields):
+    """Returns the text of the deployment's experiment with other fields."""
+    chosen = read_experiment({"experiment": read_join(deployment).experiment}).model_dump()
+    return Experiment.model_validate(chosen | fields).to_yaml()
 
 
 @pytest.fixture
@@ -96,8 +105,10 @@ def test_a_site_in_order_is_go(deployment, images, tmp_path, listed):
     assert ended.exit_code == 0, ended.output
     found = {check["code"]: check for check in json.loads(ended.stdout)}
     assert {check["severity"] for check in found.values()} <= {"note", "warning"}
-    sure = ("key", "clock", "registration", "classes", "domains", "speed")
+    sure = ("key", "clock", "registration", "images", "disk", "speed")
     assert all(found[code]["severity"] == "note" for code in sure)
+    assert found["images"]["text"] == "24 of 24 images can be used."
+    assert list((tmp_path / "cache").rglob("*.npy"))  # joining will not decode them again
 
 
 def test_a_key_that_is_not_on_the_list_is_no_go(deployment, images, tmp_path):
@@ -120,19 +131,17 @@ def test_a_proxy_that_refuses_everybody_alike_is_no_go(deployment, monkeypatch):
 
 
 @pytest.mark.parametrize("held", [{"test": ["North"]}, {"val": ["north"]}])
-def test_a_site_of_a_held_out_domain_takes_no_part_in_training(
-    deployment, images, tmp_path, monkeypatch, held
-):
-    chosen = read_join(deployment).settings().model_dump()
-    chosen = Experiment.model_validate(chosen | {"hold_out": {"test": ["sketch"], **held}})
-    monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
-    ended = check_command(deployment, images, tmp_path, "--offline", "--json")
-    assert ended.exit_code == 1
-    found = {check["code"]: check for check in json.loads(ended.stdout)}
-    assert found["domains"]["severity"] == "error"
-    said = "Held out in this experiment: north; this site takes no part in training."
-    assert found["domains"]["text"] == said
-    assert site_severities(deployment, images, tmp_path, trains=False)["domains"] == "note"
+def test_a_site_of_a_held_out_domain_takes_no_part_in_training(deployment, images, tmp_path, held):
+    changes = [{"experiment": with_fields(deployment, hold_out={"test": ["sketch"], **held})}]
+    if "test" in held:
+        changes.append({"tested": ("North",)})
+    for changed in changes:
+        (fault,) = site_checks(deployment, images, tmp_path / "cache", **changed).values()
+        assert (fault.code, fault.severity) == ("joining", "error")
+        said = "This site would train on 'north', which this run holds out; give it images of other"
+        assert fault.text.startswith(said)
+        found = site_checks(deployment, images, tmp_path / "cache", trains=False, **changed)
+        assert found["speed"].severity == "note"
 
 
 @pytest.mark.parametrize(
@@ -173,67 +182,72 @@ def test_another_certificate_is_no_go(deployment, tmp_path):
 
 
 def test_faults_of_the_images_are_named(deployment, images, tmp_path):
-    for number in range(6):
-        (images / "corn" / f"bad{number}.png").write_bytes(b"no image")
+    cache = tmp_path / "cache"
+    for count, severity in ((2, "note"), (6, "error")):
+        for number in range(count):
+            (images / "corn" / f"bad{number}.png").write_bytes(b"no image")
+        found = site_checks(deployment, images, cache)
+        assert found["images"].text == f"24 of {24 + count} images can be used."
+        assert found["images"].severity == severity
+        assert found["images-left-out"].severity == "warning"
+        assert "bad0.png (not an image in a known format)" in found["images-left-out"].text
+    strict = with_fields(deployment, data={**DATA, "on_bad_image": "fail"})
+    found = site_checks(deployment, images, cache, experiment=strict)
+    assert "6 of 30 images cannot be used" in found["joining"].text
     (images / "rye").mkdir()
     Image.new("RGB", (8, 8)).save(images / "rye" / "a.png")
-    join = read_join(deployment)
-    found = list(check_images(join, str(images), "north", tmp_path / "cache", "cpu"))
-    by_name = {check.code: check for check in found}
-    assert by_name["images-decode"].severity == "error"
-    assert "not an image in a known format (6)" in by_name["images-decode"].text
-    assert by_name["classes"].severity == "error"
-    assert "rye" in by_name["classes"].text
-    assert site_severities(deployment, tmp_path / "nowhere", tmp_path) == {"images": "error"}
+    for trains in (True, False):
+        (fault,) = site_checks(deployment, images, cache, trains=trains).values()
+        assert (fault.code, fault.severity) == ("joining", "error")
+        assert "has the class 'rye', and this run has corn, wheat" in fault.text
+    (fault,) = site_checks(deployment, tmp_path / "nowhere", cache).values()
+    assert (fault.code, fault.severity) == ("joining", "error")
 
 
-def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_path, monkeypatch):
-    join, cache = read_join(deployment), tmp_path / "cache"
+def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_path):
+    cache = tmp_path / "cache"
     files = {"encoder": "vgg_normalised.pth", "decoder": "decoder.pth"}
     paths = {part: str(tmp_path / name) for part, name in files.items()}
     method = {"name": "pardon", "codec": "vgg19", **paths}
-    chosen = Experiment.model_validate(join.settings().model_dump() | {"method": method})
-    monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
-    found = list(check_images(join, str(images), "north", cache, "cpu"))
-    assert found[-1].severity == "error"
-    assert paths["encoder"] in found[-1].text
+    chosen = with_fields(deployment, method=method)
+    found = site_checks(deployment, images, cache, experiment=chosen)
+    assert found["joining"].severity == "error"
+    assert paths["encoder"] in found["joining"].text
     write_vgg19(tmp_path)
-    found = {check.code: check for check in check_images(join, str(images), "north", cache, "cpu")}
-    assert found["files-of-the-method"].severity == "note"
-    assert "method.decoder, method.encoder can be read" in found["files-of-the-method"].text
+    found = site_checks(deployment, images, cache, experiment=chosen)
     assert found["speed"].severity != "error"
 
 
 def test_classes_that_nobody_named_are_to_be_compared(deployment, images, tmp_path):
-    assert site_severities(deployment, images, tmp_path, classes=())["classes"] == "warning"
-    more = ("corn", "wheat", "rye")
-    assert site_severities(deployment, images, tmp_path, classes=more)["classes"] == "warning"
+    for classes, text in (((), "There are 2: corn, wheat."), (("corn", "wheat", "rye"), "rye")):
+        found = site_checks(deployment, images, tmp_path / "cache", classes=classes)["classes"]
+        assert found.severity == "warning"
+        assert text in found.text
 
 
 def test_a_machine_that_is_too_slow_or_full_is_no_go(deployment, images, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    first, again = (site_checks(deployment, images, cache)["disk"] for _ in range(2))
+    needed = [disk.text.partition("about ")[2] for disk in (first, again)]
+    assert needed[0] == needed[1]  # though the pixels are there now
     monkeypatch.setattr(preflight, "ROUND_DEADLINE", 1e-9)
     monkeypatch.setattr(preflight, "SPARE_BYTES", 2**60)
-    found = site_severities(deployment, images, tmp_path)
-    assert found["speed"] == found["disk"] == "error"
+    found = site_checks(deployment, images, cache)
+    assert found["speed"].severity == found["disk"].severity == "error"
     folder = tmp_path / "a file"
     folder.write_text("")
-    join = read_join(deployment)
-    checks = list(check_images(join, str(images), "north", folder / "cache", "cpu"))
-    assert severities(checks)["disk"] == "error"
+    (fault,) = site_checks(deployment, images, folder / "cache").values()
+    assert (fault.code, fault.severity) == ("joining", "error")
+    assert str(folder) in fault.text
 
 
 def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line(tmp_path):
     with pytest.raises(FeddgError, match="the folder sites/NAME"):
         read_join(tmp_path)
     join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="colour: red")
-    assert severities(check_images(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}
-
-
-def test_a_site_of_a_domain_that_the_coordinator_tests_takes_no_part(images):
-    table = from_class_folders(images, "north")
-    chosen = Experiment(hold_out="sketch")
-    assert check_domains(table, chosen, trains=True).severity == "note"
-    assert check_domains(table, chosen, ("North",), trains=True).severity == "error"
+    (fault,) = check_images(join, SiteConfig(site="a", images="digits:ink", cache=tmp_path))
+    assert (fault.code, fault.severity) == ("joining", "error")
+    assert "colour" in fault.text
 
 
 def test_features_need_no_room_for_pixels(tmp_path):

@@ -397,7 +397,7 @@ def test_a_site_that_would_train_on_what_the_run_holds_out_is_refused_by_name(de
     with pytest.raises(RunError, match=r"3 are needed; missing: photo"):
         deployment.start()
     (said,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert "'photo' and would train on 'SKETCH', which this run holds out; give 'photo'" in said
+    assert "'photo' and would train on 'SKETCH', which this run holds out; give it" in said
     deployment.config["min-sites"] = 2
     deployment.start()
     assert read_run(deployment.path).status == "completed"

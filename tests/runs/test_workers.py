@@ -246,7 +246,7 @@ def test_a_crash_ends_all_that_srun_started(killed, cache, tmp_path):
         )
         for rank in range(2)
     ]
-    while "round 1 of" not in (line := tasks[0].stderr.readline()):
+    while "rounds: " not in (line := tasks[0].stderr.readline()):
         assert line, "it has ended"
     tasks[killed].kill()
     said = [task.communicate(timeout=60) for task in tasks]

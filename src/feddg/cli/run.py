@@ -50,12 +50,12 @@ def demo(
 
     On emoji in four styles, each of which is held out once.
     """
-    from feddg.progress import watcher
+    from feddg.progress import Display
 
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     with resumable():
-        done = api.demo(overrides=overrides, watcher=watcher(quiet), **options, **axes)
+        done = api.demo(overrides=overrides, watcher=Display(quiet), **options, **axes)
     show("print_comparison", done)
     if done.failures:
         raise typer.Exit(1)
@@ -92,10 +92,10 @@ def run(
         show_preview(preview(experiment, options["out"], again=options["again"], **overrides))
         return
     track(tracked)
-    from feddg.progress import observer
+    from feddg.progress import Display, OneRun
 
     with resumable():
-        watching = observer(quiet, verbose)
+        watching = OneRun(Display(quiet, verbose))
         done = api.run(experiment, observer=watching, snapshots=kept, **options, **overrides)
     show("print_results", done)
 
@@ -124,7 +124,7 @@ def compare(
     You can stop it and give the same command again: complete runs are kept, interrupted ones
     continue.
     """
-    from feddg.progress import print_missing, watcher
+    from feddg.progress import Display, print_missing
 
     track(tracked)
     if seeds is not None:
@@ -134,7 +134,7 @@ def compare(
             plan,
             overrides=overrides,
             jobs=jobs,
-            watcher=watcher(quiet),
+            watcher=Display(quiet),
             launcher_options=launcher_options(launcher_option or ()),
             dry_run=dry_run,
             **options,
@@ -157,10 +157,10 @@ def resume(
     verbose: VerboseOption = False,
 ) -> None:
     """Continue an interrupted run after the last completed round."""
-    from feddg.progress import observer
+    from feddg.progress import Display, OneRun
 
     with resumable():
-        done = api.resume(folder, observer=observer(quiet, verbose), **options)
+        done = api.resume(folder, observer=OneRun(Display(quiet, verbose)), **options)
     show("print_results", done)
 
 
@@ -176,10 +176,10 @@ def forget(
     This is exact, and possible only for a classifier in closed form (ridge), not for a network
     that was trained.
     """
-    from feddg.progress import observer
+    from feddg.progress import Display, OneRun
     from feddg.runs.execute import forget as forgotten
 
-    done = forgotten(folder, client, observer=observer(quiet, verbose))
+    done = forgotten(folder, client, observer=OneRun(Display(quiet, verbose)))
     typer.echo(f"client {client} no longer has a part in this model")
     show("print_results", done)
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from statistics import fmean
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -36,7 +37,7 @@ from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.federation.federation import build
 from feddg.messages import Refusal, Update
-from feddg.records import RoundRow
+from feddg.records import ID_VAL, TEST, VAL, RoundRow
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
@@ -44,6 +45,7 @@ from feddg.runs.processes import Child, child, death, end, threads_per_job, with
 from feddg.settings import Settings
 
 LOG_FOLDER = "logs"
+ROUNDS = "rounds"
 STOP_SECONDS = 60
 
 log = logging.getLogger("feddg")
@@ -77,8 +79,8 @@ class Watcher:
     def start(self, total: int, done: int) -> None:
         """The others begin: ``done`` of ``total`` runs were complete."""
 
-    def news(self, cell: Cell, news: Mapping[str, object]) -> None:
-        """A run reported something: see :class:`Reporter`."""
+    def news(self, folder: Path, news: Mapping[str, Any]) -> None:
+        """The run in ``folder`` reported something: see :class:`Reporter`."""
 
     def ended(self, outcome: Outcome) -> None:
         """A run ended."""
@@ -91,43 +93,47 @@ class Reporter(Observer):
     """Reports the progress of a run in short messages.
 
     Args:
-        tell: called with values by name: ``rounds`` done (a fraction for the current one), ``of``
-            how many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
+        tell: called with values by name: ``what`` is counted (:data:`ROUNDS`, or what comes before
+            them), how much is ``done`` (a fraction for the current round), ``of`` how much (0 if
+            nobody knows), and ``scores`` once the model is evaluated (none as the rounds begin).
     """
 
-    def __init__(self, tell: Callable[[Mapping[str, object]], None]) -> None:
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
         self._tell = tell
-        self._done, self._clients = 0.0, 1
+        self._done, self._rounds, self._clients = 0.0, 0, 1
+        self._told: tuple[str, int] | None = None
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """See :class:`Observer`."""
+        self._rounds = experiment.train.rounds
         self._clients = experiment.clients.per_round or experiment.clients.number
-        self._done = first_round - 1.0
-        self.say(rounds=self._done, of=experiment.train.rounds)
+        self._go_on(first_round - 1.0, scores="")
 
     def work(self, what: str, done: int, total: int) -> None:
         """See :class:`Observer`."""
-        if done in (0, total) or done % max(1, total // 50) == 0:
-            self.say(work=what if done < total else "")
+        step = (what, 1000 * done // (total or 1))
+        if step != self._told:  # a pipe, or a display, need not hear of every image
+            self._told = step
+            self._tell({"what": what, "done": done, "of": total})
 
     def client(self, round: int, reply: Update | Refusal) -> None:
         """See :class:`Observer`."""
-        self._done = min(round - 0.001, self._done + 1 / self._clients)
-        self.say(rounds=self._done)
+        self._go_on(min(round - 0.001, self._done + 1 / self._clients))
 
     def round(self, row: RoundRow) -> None:
         """See :class:`Observer`."""
-        self._done = float(row.round)
-        self.say(rounds=self._done)
+        self._go_on(float(row.round))
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""
-        held_out = [score for score in scores if score.split in ("test", "val")]
-        self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held_out))
+        texts = [f"{s.domain} {s.accuracy:.1%}" for s in scores if s.split in (TEST, VAL)]
+        if inside := [score.accuracy for score in scores if score.split == ID_VAL]:
+            texts.append(f"in-domain {fmean(inside):.1%}")
+        self._go_on(self._done, scores=", ".join(texts))
 
-    def say(self, **news: object) -> None:
-        """Sends a message."""
-        self._tell(news)
+    def _go_on(self, done: float, **more: str) -> None:
+        self._done = done
+        self._tell({"what": ROUNDS, "done": done, "of": self._rounds, **more})
 
 
 def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Generator[Outcome]:
@@ -138,7 +144,7 @@ def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Generator[
     """
     with logged_once():
         for cell in cells:
-            told = Reporter(functools.partial(watcher.news, cell))
+            told = Reporter(functools.partial(watcher.news, cell.folder))
             outcome = Outcome(cell, "completed")
             try:
                 carry_out(
@@ -343,9 +349,9 @@ class LocalLauncher(Launcher):
             process.stdin.flush()
         for line in process.stdout:
             news: dict[str, Any] = json.loads(line)
-            self.watcher.news(cell, news)
             if "ended" in news:
                 return news
+            self.watcher.news(cell.folder, news)
         return None
 
 

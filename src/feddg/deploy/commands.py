@@ -107,9 +107,11 @@ def deploy_check(
     from rich.markup import escape
     from rich.table import Table
 
+    from feddg.progress import working
     from feddg.runs.inspection import STYLES
 
-    site, checks = function("check_site")(folder, images, **options)
+    with working(json) as progress:
+        site, checks = function("check_site")(folder, images, progress=progress, **options)
     if json:
         print_json([asdict(check) for check in checks])
     else:

@@ -6,7 +6,6 @@ import shutil
 import ssl
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
@@ -17,28 +16,32 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples, steps_of_round
-from feddg.data.decoded import DecodedFiles
-from feddg.data.decoding import Reading, quiet_pillow
+from feddg.data.decoding import Reading
+from feddg.data.fingerprint import file_of
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
-from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import JoinFile, public_key, read_join, trusted_keys
-from feddg.deploy.site import copies_in, held_out_among, list_images
-from feddg.diagnostics import Diagnostic, note, silent, warning
+from feddg.deploy.site import (
+    Site,
+    SiteConfig,
+    copies_in,
+    list_images,
+    objection_to,
+    read_experiment,
+    registration_of,
+)
+from feddg.diagnostics import Diagnostic, Progress, collected, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, build_worker
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES, build_defences
-from feddg.runs.prepare import methods_files
 from feddg.settings import ServerSettings
-from feddg.storage import cache_folder, private_folder, why
+from feddg.storage import private_folder, why
 from feddg.text import size
 
-SAMPLE = 256
-"""Number of images that are decoded."""
 WORST_SHARE = 0.1
 """Share of unreadable images above which the folder is probably wrong."""
 ROUND_DEADLINE = 3600.0
@@ -77,6 +80,7 @@ def check_site(
     device: str = "auto",
     offline: bool = False,
     unlabelled: bool = False,
+    progress: Progress = silent,
 ) -> tuple[str, list[Diagnostic]]:
     """Checks a site before it joins: images, machine, keys, versions and connection.
 
@@ -88,68 +92,78 @@ def check_site(
         device: the device for training.
         offline: whether to skip keys, versions and the connection.
         unlabelled: the images have no labels, and the site only evaluates (``labels=false``).
+        progress: called while images are decoded.
 
     Returns:
         The site's name, and the result of each check.
     """
     join = read_join(folder)
-    place = cache_folder(cache).expanduser()
-    about_images = check_images(join, images, domain, place, device, unlabelled=unlabelled)
-    return join.site, [*(() if offline else check_connection(folder, join)), *about_images]
+    config = SiteConfig(
+        site=join.site,
+        images=images,
+        domain=domain,
+        cache=Path(cache) if cache else None,
+        device=device,
+        labels=not unlabelled,
+    )
+    about_connection = () if offline else check_connection(folder, join)
+    return join.site, [*about_connection, *check_images(join, config, progress)]
 
 
 def check_images(
-    join: JoinFile,
-    images: str,
-    domain: str | None,
-    cache: Path,
-    device: str = "auto",
-    *,
-    unlabelled: bool = False,
+    join: JoinFile, config: SiteConfig, progress: Progress = silent
 ) -> Iterator[Diagnostic]:
     """Yields the checks of a site's images and machine as they are done.
 
+    The site is opened as when it joins, and what it would register is judged as the coordinator
+    would. Its pixels stay in the cache, so that it then joins at once.
+
     Args:
         join: what the coordinator expects.
-        images: the images, as in the SuperNode's ``--node-config``.
-        domain: name of the domain for images in ``root/class/*``.
-        cache: the site's cache folder.
-        device: the device for training.
-        unlabelled: see :func:`check_site`.
+        config: the SuperNode's ``--node-config``.
+        progress: called while images are decoded.
     """
+    run, cache = {"experiment": join.experiment}, config.cache_folder
     try:
-        experiment = join.settings()
+        experiment = read_experiment(run)
+        barred = (*experiment.hold_out.test, *experiment.hold_out.val, *join.tested)
+        name = "" if config.labels else join.site
+        table = list_images(config.images, config.domain, experiment.data, name)
+        new, held_out = registration_of(table, experiment), barred if join.trains else None
+        if objection := objection_to(new, join.classes, join.features, held_out):
+            raise FeddgError(f"This site {objection}.")  # before minutes of decoding
+        with collected() as said:
+            site = Site(config, run, progress)
+        build_method(experiment.method.name, experiment.method.settings).read_files()
     except FeddgError as error:
-        yield failed("experiment", str(error), "Install the version that the coordinator has.")
+        yield failed("joining", str(error), "Mend this first: what follows has not been checked.")
         return
-    if join.trains and unlabelled:
-        advice = "Give it labels, or ask the coordinator to name it in evaluation-sites."
-        yield failed("images", "This site is to train, and has no labels.", advice)
-        return
-    try:
-        table = list_images(images, domain, experiment.data, join.site if unlabelled else "")
-    except FeddgError as error:
-        remedy = "Name a folder root/class/* and --domain, or a table with the columns asked for."
-        yield failed("images", str(error), remedy)
-        return
-    if join.features and (fault := columns_fault(table.feature_names, join.features)):
-        text = f"{images} {fault} of the coordinator's."
-        yield failed("features", text, "Rename them, or take them out.")
-    reading = Reading.of(experiment.data)
-    depths = {} if table.root is None else survey(table, reading).depths
-    yield check_decoding(table, experiment, depths)
+    yield from said
+    used = len(table if table.root is None else set(map(file_of, site.table.paths)))
+    text = f"{used} of {len(table)} images can be used."
+    remedy = "Repair or remove the others: `feddg data inspect` names them."
+    yield passed("images", text, len(table) - used <= WORST_SHARE * len(table), remedy)
+    depths = {} if table.root is None else survey(table, Reading.of(experiment.data)).depths
     yield from check_depths(depths, experiment)
-    if not unlabelled:
-        yield check_classes(table, join.classes)
-        yield check_domains(table, experiment, join.tested, trains=join.trains)
-    if join.trains and (copies := copies_in(table, experiment, cache)):
+    if config.labels:
+        yield from check_classes(table.class_names, join.classes)
+    if join.trains and (copies := copies_in(site.table, experiment, cache)):
         yield copies
-    yield check_disk(table, experiment, cache)
-    named = check_named_files(experiment)
-    yield named
-    if named.severity == "error":
-        return  # a step of training would fail of the same
-    yield check_machine(table, experiment, device, trains=join.trains)
+    yield check_disk(site.table, experiment, cache)
+    yield check_machine(site.table, experiment, config.device, trains=join.trains)
+
+
+def check_classes(mine: Sequence[str], expected: Sequence[str]) -> Iterator[Diagnostic]:
+    """Warns of classes that the site lacks, or that the coordinator did not name."""
+    if not expected:
+        yield warning(
+            "classes",
+            f"There are {len(mine)}: {first_names(mine, 8)}.",
+            "The coordinator named none: compare these, letter by letter, with the other sites'.",
+        )
+    elif missing := sorted(set(expected) - set(mine)):
+        text = f"Not here: {first_names(missing, 8)}."
+        yield warning("classes", text, "Right if this site has no such images.")
 
 
 def check_depths(depths: Mapping[str, int], experiment: Experiment) -> Iterator[Diagnostic]:
@@ -163,82 +177,13 @@ def check_depths(depths: Mapping[str, int], experiment: Experiment) -> Iterator[
         )
 
 
-def check_decoding(
-    table: ImageTable, experiment: Experiment, depths: Mapping[str, int]
-) -> Diagnostic:
-    """Decodes some images, evenly spaced, in the same way as training does."""
-    code, data = "images-decode", experiment.data
-    if table.root is None:
-        return note(code, f"{len(table)} images need no decoding.")
-    places = numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int)
-    sample, reading = table.take(numpy.unique(places)), Reading.of(data)
-    files = DecodedFiles(sample, data.image_size, data.resize, reading, depths)
-    with quiet_pillow(tiled=data.tile is not None):
-        bad = files.bad(silent)
-    count = len(bad)
-    text = (
-        f"{len(sample) - count} of {len(sample)} images tried can be read, of {len(table)} in all."
-    )
-    if not count:
-        return note(code, text)
-    reason, times = Counter(image.reason for image in bad).most_common(1)[0]
-    text += f" Most often: {reason} ({times})."
-    if data.on_bad_image == "fail" or count > WORST_SHARE * len(sample):
-        return failed(code, text, "Repair or remove these files: `feddg data inspect` names them.")
-    return warning(code, text, "They will be left out; `feddg data inspect` names them.")
-
-
-def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
-    """Compares the names of the class folders with the federation's."""
-    code, mine = "classes", sorted(table.class_names)
-    if not expected:
-        return warning(
-            code,
-            f"There are {len(mine)}: {first_names(mine, 8)}.",
-            "The coordinator named none: compare these, letter by letter, with the other sites'.",
-        )
-    strange = sorted(set(mine) - set(expected))
-    missing = sorted(set(expected) - set(mine))
-    if strange:
-        return failed(
-            code,
-            f"The federation does not know {first_names(strange, 8)}.",
-            f"Rename or remove these folders; it has {first_names(expected, 8)}.",
-        )
-    if missing:
-        return warning(
-            code, f"Not here: {first_names(missing, 8)}.", "Right if this site has no such images."
-        )
-    return note(code, f"All {len(expected)} are here.")
-
-
-def check_domains(
-    table: ImageTable, experiment: Experiment, tested: Sequence[str] = (), *, trains: bool
-) -> Diagnostic:
-    """Checks whether the site would train on a held-out domain; the run would exclude it."""
-    code, held_out = "domains", experiment.hold_out
-    mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
-    excluded = held_out_among(mine, (*held_out.test, *held_out.val, *tested))
-    if not excluded:
-        return note(code, f"Not held out: {first_names(mine, 8)}.")
-    text = f"Held out in this experiment: {first_names(excluded, 8)}"
-    if not trains:
-        return note(code, f"{text}; this site only evaluates.")
-    return failed(
-        code,
-        f"{text}; this site takes no part in training.",
-        "Name a folder without these images, or ask the coordinator to name this site in "
-        "--evaluation-site.",
-    )
-
-
 def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
-    """Checks that the cache folder is writable and has room for pixels, copies and memory."""
+    """Checks that the cache folder is writable and has room for copies of all pixels and memory."""
     code, decoded = "disk", table.root is not None
     pixels = 3 * len(table) * experiment.data.image_size**2 if decoded else 0
     _, network = build(experiment.without_weights, max(2, len(table.class_names)))
     weights = sum(parameter.numel() for parameter in network.parameters())
-    needed = 2 * pixels + 32 * weights + SPARE_BYTES
+    needed = pixels + 32 * weights + SPARE_BYTES
     try:
         private_folder(cache)
         with tempfile.TemporaryFile(dir=cache) as file:
@@ -249,17 +194,6 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagno
     text = f"{size(free)} are free in {cache}, about {size(needed)} are needed."
     more = "Free some space, or choose another folder with --cache."
     return passed(code, text, needed <= free, more)
-
-
-def check_named_files(experiment: Experiment) -> Diagnostic:
-    """Checks the files that the method's settings name, such as a codec's weights."""
-    code = "files-of-the-method"
-    try:
-        build_method(experiment.method.name, experiment.method.settings).read_files()
-    except FeddgError as error:
-        return failed(code, str(error), "Put the coordinator's file there, under the same path.")
-    names = sorted(methods_files(experiment))
-    return note(code, f"{', '.join(names)} can be read." if names else "None are needed.")
 
 
 def check_machine(

@@ -22,7 +22,7 @@ from feddg.deploy.wire import SITE_NAME
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
 from feddg.records import JsonFile
-from feddg.storage import file_faults, open_file, parse_fields, read_fields_of, replace_text
+from feddg.storage import file_faults, open_file, read_fields_of, replace_text
 from feddg.text import templates_of
 
 JOIN = "join.json"
@@ -71,14 +71,6 @@ class JoinFile(JsonFile):
     experiment: str
     tested: tuple[str, ...] = ()
     trains: bool = True
-
-    def settings(self) -> Experiment:
-        """Returns the experiment.
-
-        Raises:
-            ExperimentError: this version does not accept it.
-        """
-        return Experiment(**parse_fields(self.experiment))
 
 
 def read_join(folder: Path) -> JoinFile:

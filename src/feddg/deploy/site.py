@@ -5,7 +5,7 @@ import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from feddg.data.images import ImageTable, check_folder, from_class_folders, plai
 from feddg.data.images import positions as places
 from feddg.data.inspection import WEAKENS, about_copies, open_images
 from feddg.data.pixels import PixelStore
+from feddg.data.sets.features import columns_fault
 from feddg.data.splits import Splits
 from feddg.deploy.wire import (
     CONTEXT,
@@ -41,13 +42,14 @@ from feddg.deploy.wire import (
     Registration,
     Request,
 )
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.errors import (
     ClientError,
     DataError,
     ExperimentError,
     FeddgError,
     RunError,
+    first_names,
     schema_faults,
 )
 from feddg.evaluation.accuracy import Evaluation
@@ -257,7 +259,12 @@ def _unlabelled_images(root: Path, site: str) -> ImageTable:
 
 
 def load_pixels(
-    images: str, domain: str | None, experiment: Experiment, cache: Path, unlabelled: str = ""
+    images: str,
+    domain: str | None,
+    experiment: Experiment,
+    cache: Path,
+    unlabelled: str = "",
+    progress: Progress = silent,
 ) -> tuple[ImageTable, PixelStore]:
     """Returns the usable images of :func:`list_images`, with their pixels.
 
@@ -267,13 +274,63 @@ def load_pixels(
         experiment: tells how images are resized.
         cache: folder of the decoded pixels.
         unlabelled: see :func:`list_images`.
+        progress: called while files are decoded.
 
     Raises:
         DataError: the images cannot be used.
     """
     table = list_images(images, domain, experiment.data, unlabelled)
-    usable, pixels, _ = open_images(table, experiment.data, cache)[0]
+    usable, pixels, _ = open_images(table, experiment.data, cache, progress)[0]
     return usable, pixels
+
+
+def registration_of(table: ImageTable, experiment: Experiment) -> Registration:
+    """Returns what a site tells the coordinator of its images when it joins.
+
+    Raises:
+        DataError: the coordinator would refuse it.
+    """
+    counts = table.counts()
+    return Registration.of(
+        classes=dict(zip(table.class_names, counts.sum(0).tolist())),
+        domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
+        files=methods_files(experiment),
+        features=list(table.feature_names),
+    )
+
+
+def objection_to(
+    new: Registration,
+    classes: Sequence[str],
+    features: Sequence[str],
+    held_out: Collection[str] | None,
+) -> str | None:
+    """Returns why a site may not take part in a run with its images, or None.
+
+    Args:
+        new: what the site says of them.
+        classes: the run's classes; empty if they are not known yet.
+        features: the run's columns of features; empty if they are not known yet.
+        held_out: domains that must not be trained on; None if the site only evaluates.
+    """
+    unlabelled = new.classes.keys() == {UNLABELLED}
+    if barred := held_out_among(new.domains, held_out or ()):
+        return (
+            f"would train on {first_names([repr(name) for name in barred], 3)}, which this run "
+            "holds out; give it images of other domains, name it in evaluation-sites, or take the "
+            "domain out of hold_out and the test folder"
+        )
+    if held_out is not None and unlabelled:
+        return "has no labels (labels=false), and only evaluates: name it in evaluation-sites"
+    if features and (fault := columns_fault(new.features, features)):
+        return f"{fault} of this run; rename them, or take them out"
+    strange = sorted(new.classes.keys() - set(classes))
+    if strange and classes and not unlabelled:
+        return (
+            f"has the class {strange[0]!r}, and this run has {first_names(classes, 8)}; rename its "
+            "folder, or start a new run"
+        )
+    return None
 
 
 def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic | None:
@@ -424,11 +481,21 @@ class MissingContext(FeddgError):
 class Site:
     """A site, from its SuperNode's config and the deployment's experiment.
 
+    Args:
+        config: the SuperNode's.
+        run_config: the deployment's, with the experiment.
+        progress: called while images are decoded.
+
     Raises:
         FeddgError: the config, the experiment or the images cannot be used.
     """
 
-    def __init__(self, config: SiteConfig, run_config: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        config: SiteConfig,
+        run_config: Mapping[str, object],
+        progress: Progress = silent,
+    ) -> None:
         self.config = config
         experiment = read_experiment(run_config)
         self.experiment = experiment.model_copy(update={"device": self.config.device})
@@ -438,14 +505,14 @@ class Site:
             self.experiment,
             self.config.cache_folder,
             "" if self.config.labels else self.config.site,
+            progress,
         )
 
     def register(self, payload: Payload) -> Payload:
         """Returns the site's name, classes, domains, numbers of images, and codec."""
         self._memory(Request.read(payload))
-        with schema_faults(DataError, "The coordinator would refuse this site's images: "):
-            registration = self._registration()
-        return Payload({"site": self.config.site}, {"registration": registration.message})
+        registration = self._registration().message
+        return Payload({"site": self.config.site}, {"registration": registration})
 
     def client_statistics(self, payload: Payload) -> Payload:
         """Returns the site's statistics for the method's setup."""
@@ -564,13 +631,7 @@ class Site:
             )
 
     def _registration(self) -> Registration:
-        table, counts = self.table, self.table.counts()
-        return Registration(
-            classes=dict(zip(table.class_names, counts.sum(0).tolist())),
-            domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
-            files=methods_files(self.experiment),
-            features=list(table.feature_names),
-        )
+        return registration_of(self.table, self.experiment)
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of a run, after checking that its images have not changed.
@@ -643,7 +704,7 @@ class ProgramSite(Site):
         if self.names:
             counted = zip(self.names, labels.bincount(minlength=len(self.names)).tolist())
             counts = {name: n for name, n in counted if n or name in self.federation.names}
-        return Registration(classes=counts, domains=dict(domains))
+        return Registration.of(classes=counts, domains=dict(domains))
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""

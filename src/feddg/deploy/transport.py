@@ -19,8 +19,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from pydantic import Field, NonNegativeInt
 
-from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import held_out_among
+from feddg.deploy.site import objection_to
 from feddg.deploy.wire import (
     ASK,
     CONTEXT,
@@ -44,7 +43,7 @@ from feddg.deploy.wire import (
 from feddg.errors import RunError, first_names
 from feddg.federation.transport import Ledger, Reply
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device, plain_text
-from feddg.records import UNLABELLED, Direction, JsonFile, TrafficRow
+from feddg.records import Direction, JsonFile, TrafficRow
 from feddg.storage import append_text
 
 log = logging.getLogger("feddg")
@@ -488,32 +487,18 @@ class NodeRegistry:
         before, first = self.registrations.get(id), self.counts.get(id)
         remedy = "a run's images stay the same: start a new run for others"
         others = {k: v for k, v in self.registrations.items() if k < self._trainers and k != id}
-        barred = held_out_among(new.domains, self._held_out)
-        if barred and id < self._trainers:
-            return (
-                f"would train on {first_names([repr(name) for name in barred], 3)}, which this run "
-                f"holds out; give {self._sites[id]!r} images of other domains, name it in "
-                "evaluation-sites, or take the domain out of hold_out and the test folder"
-            )
-        if id < self._trainers and new.classes.keys() == {UNLABELLED}:
-            return "has no labels (labels=false), and only evaluates: name it in evaluation-sites"
-        features, classes = self._known.features, self._known.classes
-        if features and (fault := columns_fault(new.features, features)):
-            return f"{fault} of the sites before it; rename them, or take them out"
+        trains = id < self._trainers
+        # Whoever joined before the classes were fixed has them, or is a program that names none.
+        classes = () if before else self._known.classes
+        held_out = self._held_out if trains else None
+        if objection := objection_to(new, classes, self._known.features, held_out):
+            return objection
         if first not in (None, new.images):
             return f"has {new.images} images, but it joined this run with {first}; {remedy}"
         if before and (new.classes, new.domains) != (before.classes, before.domains):
             return f"names other classes or domains than when it joined this run; {remedy}"
-        if id >= self._trainers:
+        if not trains:
             return None
-        strange = sorted(new.classes.keys() - set(classes))
-        # Programs that name no classes have all joined before the classes were fixed.
-        unnamed = before is not None and [TARGETS] in (classes, [*new.classes])
-        if strange and classes and not unnamed:
-            return (
-                f"has the class {strange[0]!r}, which this run began without; rename its folder, "
-                "or start a new run"
-            )
         for other, theirs in others.items():
             for setting in sorted(theirs.files.keys() & new.files.keys()):
                 if theirs.files[setting] != new.files[setting]:

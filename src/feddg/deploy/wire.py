@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import from_json
 from torch import Tensor
 
-from feddg.errors import ClientError, schema_faults
+from feddg.errors import ClientError, DataError, schema_faults
 from feddg.federation.transport import Shape
 from feddg.messages import Message, Scalar, Update, Weights, plain_text
 from feddg.settings import OneLine
@@ -275,6 +275,16 @@ class Registration(_Schema):
         if not 1 <= self.images <= MOST_IMAGES or sum(self.domains.values()) != self.images:
             raise ValueError("its counts by class and by domain are not those of the same images")
         return self
+
+    @classmethod
+    def of(cls, **fields: object) -> "Registration":
+        """Returns the registration of these fields.
+
+        Raises:
+            DataError: the coordinator would refuse it.
+        """
+        with schema_faults(DataError, "The coordinator would refuse this site's images: "):
+            return cls.model_validate(fields)
 
     @property
     def images(self) -> int:
