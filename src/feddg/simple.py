@@ -51,6 +51,7 @@ from feddg.models.convolutions import check_convolutions
 from feddg.models.dropout import draw_dropout_from
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
+from feddg.privacy.accounting import about_delta
 from feddg.readers import function
 from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
 from feddg.settings import (
@@ -235,6 +236,7 @@ class Federation(federation.Federation):
         known = self.transport.domains if self.remote else self.clients
         if len(known) == settings.clients.number:
             emit(*idle_clients(method, (domains for domains, _ in self._counts())))
+            emit(*about_delta(settings.privacy, [images for _, images in self._counts()]))
         rest = [str(number) for number in range(len(self.names), start.classes)]
         self.class_names = (*self.names, *(f"unnamed {n}" if self.names else n for n in rest))
         if self.names and self.remote:

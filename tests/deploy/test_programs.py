@@ -142,6 +142,33 @@ def test_a_private_segmentation_runs_over_flower(tmp_path, monkeypatch):
     assert 0 <= there.evaluate(Discs(2)).mean <= 1
 
 
+NOISED = {"record_epsilon": 8.0}
+AT_CLIENTS = {"epsilon": 8.0, "noised_at": "client", "clipping": "fixed"}
+NO_PRIVACY = {"privacy": None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "other", "words"),
+    [
+        ({"privacy": NOISED}, NO_PRIVACY, "counts on noised_records"),
+        ({"privacy": NOISED}, {"rounds": 9}, "its noise is not what the coordinator accounts for"),
+        ({"privacy": NOISED, "rounds": 4}, {"local_epochs": 2, "rounds": 2}, "'epochs': 2"),
+        ({"privacy": AT_CLIENTS}, NO_PRIVACY, "counts on clipping"),
+        ({"privacy": AT_CLIENTS}, {"rounds": 9}, "its noise is not what the coordinator accounts"),
+    ],
+)
+def test_a_program_with_other_noise_than_the_coordinator_accounts_for_sends_nothing(
+    tmp_path, monkeypatch, fields, other, words
+):
+    monkeypatch.setattr(Program, "fields", {"normalization": "frozen", **fields})
+    make = functools.partial(Program.federation, [Discs(SEEDS["graz"])], number=3, **other)
+    monkeypatch.setitem(globals(), "graz", make)
+    there = over(grid(tmp_path))
+    (refused,) = there.server.round().refused
+    assert refused.client == list(SEEDS).index("graz")
+    assert words in refused.reason
+
+
 def test_a_coordinator_that_was_stopped_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Program, "method", "scaffold")  # sites remember
     here = Program.federation([Discs(seed) for seed in SEEDS.values()]).fit(2)

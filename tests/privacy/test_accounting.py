@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import re
 
 import pytest
 from hypothesis import given
@@ -18,6 +17,7 @@ from feddg.federation.federation import build
 from feddg.privacy.accounting import (
     Account,
     Release,
+    about_delta,
     accountants_epsilon,
     gaussian_epsilon,
     gaussian_noise,
@@ -31,6 +31,7 @@ from feddg.privacy.noise import Clipping
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_run
+from feddg.settings import PrivacySettings
 from federations import federation
 
 # dp-accounting's own test table (pld_privacy_accountant_test.py): three releases at epsilon 1.
@@ -347,10 +348,9 @@ def test_the_value_that_could_be_met_can():
     assert all(defence.affords(1, [0, 1, 2]) for defence in defences.defences)
 
 
-def test_a_delta_that_gives_a_client_away_is_said(caplog):
-    experiment = chosen({"epsilon": 8, "delta": 0.5})
-    build_defences(experiment, *build(experiment, 10))
-    assert "Set privacy.delta below 0.33" in caplog.text
+def test_a_delta_that_gives_a_client_away_is_said(tmp_path, caplog):
+    carried_out(chosen({"epsilon": 8, "delta": 0.5}), tmp_path)
+    assert "Set privacy.delta below 0.3" in caplog.text
 
 
 def test_noise_at_the_client_counts_twice_the_norm(tmp_path):
@@ -370,23 +370,30 @@ def test_a_style_that_would_be_noise_alone_is_refused():
         build_defences(styled, *built)
 
 
+def test_an_epsilon_that_says_nothing_is_warned_of(caplog):
+    experiment = Experiment(**{**SMALL, "method": "fedavg", "privacy": {"epsilon": 1e6}})
+    build_defences(experiment, *build(experiment, 10))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("privacy.epsilon 1e+06 protects nothing")
+
+
 @pytest.mark.parametrize(
     ("privacy", "words"),
     [
-        (
-            {"epsilon": 8, "delta": 0.5},
-            "delta 0.5 allows one of 3 clients to be given away",
-        ),
-        ({"style_epsilon": 8, "delta": 0.5}, "delta 0.5 allows one of 3 clients"),
-        ({"epsilon": 1e6}, "privacy.epsilon 1e[+]06 protects nothing"),
+        ({"epsilon": 8, "delta": 0.5}, ["one of 2 clients"]),
+        ({"style_epsilon": 8, "style_unit": "client", "delta": 0.5}, ["one of 2 clients"]),
+        ({"style_epsilon": 8, "delta": 0.5}, ["one of 60 images"]),
+        ({"record_epsilon": 8, "delta": 0.02}, ["one of 60 images"]),
+        ({"record_epsilon": 8, "epsilon": 8, "delta": 0.5}, ["one of 2 clients", "one of 60"]),
+        ({"record_epsilon": 8, "delta": 0.016}, []),
+        ({"epsilon": 8, "delta": 0.49}, []),
+        ({"clipping": "fixed", "delta": 0.5}, []),
     ],
 )
-def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
-    method = "pardon" if "style_epsilon" in privacy else "fedavg"
-    experiment = Experiment(**{**SMALL, "method": method, "privacy": privacy})
-    build_defences(experiment, *build(experiment, 10))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert re.match(words, said)
+def test_delta_is_judged_by_the_number_of_those_who_are_protected(privacy, words):
+    said = [one.text for one in about_delta(PrivacySettings(**privacy), [20, 40])]
+    assert len(said) == len(words)
+    assert all(word in text for word, text in zip(words, said))
 
 
 def test_an_epsilon_that_protects_nothing_is_still_counted(tmp_path):

@@ -138,17 +138,18 @@ def released(method, defences, state, updates):
     return hooks.completed(method.aggregate(state.next(), hooks.received(updates, round)), round)
 
 
-def test_the_mean_of_four_gets_noise_of_a_quarter_of_the_norm_times_the_multiplier():
+@pytest.mark.parametrize("came", [4, 6])
+def test_noise_is_of_the_planned_number_and_does_not_tell_how_many_came(came):
     method, defences, start = defended(clipping="fixed", clipping_norm=2.0, noise_multiplier=3.0)
     sent = start().weights
-    updates = [Update(k, 10**k, sent) for k in range(4)]
+    updates = [Update(k, 10**k, sent) for k in range(came)]
     first, second = (released(method, defences, start(), updates).weights for _ in range(2))
     trained = sorted(defences.facts.trained)
     noise = torch.cat([(first[n].double() - sent[n].double()).flatten() for n in trained])
     assert len(noise) > 10_000
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(noise))
-    assert low < float(noise.square().sum()) / (2.0 * 3.0 / 4) ** 2 < high
-    assert stats.kstest(noise.numpy() / 1.5, "norm").pvalue > 1e-9
+    assert low < float(noise.square().sum()) / (2.0 * 3.0 / 6) ** 2 < high
+    assert stats.kstest(noise.numpy(), "norm").pvalue > 1e-9
     assert all(not torch.equal(first[name], second[name]) for name in trained)
     frozen = first.keys() - set(trained)
     assert frozen
@@ -207,9 +208,10 @@ def test_the_count_of_clipped_updates_is_noised_too():
         defences.defences[0].account = Account()
         state = released(method, defences, start(), [update])
         norms.append(float(state.extras["defences/clipping/norm"]))
-    shares = numpy.array([0.5 - math.log(norm / 0.5) / 0.2 for norm in norms])  # noise alone
-    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(shares))
-    assert low < (shares**2).sum() < high
+    # The one update, which was clipped, is half a one below the middle; six were planned.
+    noise = numpy.array([0.5 - 6 * math.log(norm / 0.5) / 0.2 for norm in norms])
+    low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], len(noise))
+    assert low < (noise**2).sum() < high
 
 
 # Whole rounds, and what the server verifies

@@ -40,7 +40,12 @@ def begun(own):
     """A round of the defence's, and what its clients are told."""
     state = State(SENT)
     own.remember(state, own.initial_memory())
-    return Round(1, [], state), Message({}, {"norm": own.settings.clipping_norm})
+    return Round(1, [], state), told(own)
+
+
+def told(own):
+    """What a client is told."""
+    return Message({}, {"norm": own.settings.clipping_norm, "noise": own.multiplier})
 
 
 def released(own, changes, examples):
@@ -92,13 +97,13 @@ def test_a_server_that_sends_large_weights_does_not_make_rounded_changes_longer(
     trained = {name: tensor + 1 for name, tensor in large.items()}
     hidden = {}
     monkeypatch.setattr(noise, "add_noise", lambda x, _: hidden.setdefault(x.shape, x))
-    own.protect(Update(0, 1, trained), large, Message({}, {"norm": 0.3}))
+    own.protect(Update(0, 1, trained), large, told(own))
     assert 0 < float(torch.cat([x.flatten() for x in hidden.values()]).norm()) <= 0.3 * (1 + 1e-6)
 
 
 def test_over_10_000_draws_the_released_mean_has_the_stated_variance():
     own = defence(clipping_norm=0.5, noise_multiplier=1.5)
-    updates = [Update(k, 1, SENT) for k in range(3)]
+    updates = [Update(k, 1, SENT) for k in range(3)]  # of four that were planned
     own.account = Free()
     big = {n: t.double() for n, t in SENT.items()}
     drawn = []
@@ -107,7 +112,7 @@ def test_over_10_000_draws_the_released_mean_has_the_stated_variance():
         list(own.collected(iter(updates), round))
         found = own.completed(State(dict(big), {}), round).weights
         drawn.append(torch.cat([(found[n] - big[n]).flatten() for n in "ab"]))
-    errors = torch.stack(drawn).numpy() / (1.5 * 0.5 / 3)
+    errors = torch.stack(drawn).numpy() / (1.5 * 0.5 / 4)
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], errors.size)
     assert low < (errors**2).sum() < high
     assert numpy.abs(errors.mean(0)).max() < 6 / 100
@@ -125,9 +130,8 @@ def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone()
     own = defence(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
     own.facts = WeightNames(frozenset("ab"), frozenset("a"))
     big = {"a": torch.zeros(20_000, dtype=torch.float64), "b": torch.ones(3)}
-    told = Message({}, {"norm": 0.5})
     trained = {"a": big["a"], "b": torch.zeros(3)}
-    found = own.protect(Update(0, 1, trained), big, told).weights
+    found = own.protect(Update(0, 1, trained), big, told(own)).weights
     assert torch.equal(found["b"], big["b"])  # it is not trained: what it says, nobody may see
     noise = (found["a"] / (2.0 * 0.5)).numpy()
     low, high = stats.chi2.ppf([5e-10, 1 - 5e-10], noise.size)
@@ -138,7 +142,7 @@ def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone()
 def test_a_change_that_is_not_finite_never_leaves_under_noise(value):
     own = defence(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
     trained = {n: torch.full_like(t, value) for n, t in SENT.items()}
-    found = own.protect(Update(0, 1, trained), SENT, Message({}, {"norm": 0.5})).weights
+    found = own.protect(Update(0, 1, trained), SENT, told(own)).weights
     for name, sent in SENT.items():  # as if it had not trained: noise alone
         assert torch.isfinite(found[name]).all()
         assert float((found[name] - sent).abs().max()) < 8 * 2.0 * 0.5

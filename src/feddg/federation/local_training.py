@@ -263,8 +263,8 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         )
     seconds = time.perf_counter() - started
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
+    update = defences.protect(update, client.received, client.extras, client.secrets)
     if defences.defences:
-        update = defences.protect(update, client.received, client.extras, client.secrets)
         far = moved(update.weights, client.received)
     update.moved = far  # measured here, where several clients are at work
     return update

@@ -2,12 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from feddg.diagnostics import warn
+from feddg.diagnostics import Diagnostic, warn, warning
 from feddg.errors import BudgetSpent, ExperimentError
 from feddg.records import PRIVACY, PRIVACY_ROWS, PrivacyRow
 from feddg.settings import PrivacySettings, grouped
@@ -236,31 +236,34 @@ def open_account(folder: Any) -> Account:
     return Account(lambda row: folder.append(PRIVACY, [row]), rows)
 
 
-def require_meaning(privacy: PrivacySettings, clients: int) -> None:
-    """Warns about an epsilon that protects nothing.
-
-    Args:
-        privacy: the settings.
-        clients: number of clients.
-    """
-    epsilons = {
-        name: value
-        for name in ("epsilon", "style_epsilon", "record_epsilon")
-        if (value := getattr(privacy, name)) is not None
-    }
-    for name, epsilon in epsilons.items():
-        if epsilon > WEAKEST:
+def require_meaning(privacy: PrivacySettings) -> None:
+    """Warns about an epsilon that protects nothing."""
+    for name in ("epsilon", "style_epsilon", "record_epsilon"):
+        epsilon = getattr(privacy, name)
+        if epsilon is not None and epsilon > WEAKEST:
             warn(
                 "epsilon-too-large",
                 f"privacy.{name} {epsilon:g} protects nothing.",
                 "Choose 1 for strong, 8 for weak protection.",
             )
-    if epsilons and privacy.delta * clients >= 1:
-        warn(
-            "delta-too-large",
-            f"delta {privacy.delta:g} allows one of {clients} clients to be given away.",
-            f"Set privacy.delta below {1 / clients:g}.",
-        )
+
+
+def about_delta(privacy: PrivacySettings, sizes: Sequence[int]) -> Iterator[Diagnostic]:
+    """Warns of a delta that allows somebody to be given away whom an epsilon is to protect.
+
+    Args:
+        privacy: the settings.
+        sizes: the number of images of each client.
+    """
+    protected: dict[str, int] = {}
+    if privacy.epsilon is not None or (privacy.style_epsilon and privacy.style_unit == "client"):
+        protected["clients"] = len(sizes)
+    if privacy.hides_images:
+        protected["images"] = sum(sizes)
+    for whom, number in protected.items():
+        if privacy.delta * number >= 1:
+            text = f"delta {privacy.delta:g} allows one of {number} {whom} to be given away."
+            yield warning("delta-too-large", text, f"Set privacy.delta below {1 / number:.1g}.")
 
 
 def bearable_noise(

@@ -9,12 +9,13 @@ from torch import nn
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, need, schema_faults
+from feddg.errors import ClientError, ExperimentError, need, schema_faults
 from feddg.messages import EntrySchema, Message, Update, Weights, under
 from feddg.methods.base import Method, local_names, shared_entries
 from feddg.privacy.defence import (
     DEFENCES,
     MEMORY,
+    NOISED_RECORDS,
     Defence,
     WeightNames,
     require_compatible,
@@ -76,6 +77,13 @@ class Defences:
         Raises:
             ClientError: it must not be sent.
         """
+        own = {defence.name for defence in self.defences}
+        for name in {entry.partition("/")[0] for entry in extras.scalars} - own:
+            if name in {NOISED_RECORDS, *DEFENCES}:
+                raise ClientError(
+                    f"the coordinator counts on {name}, which this client's program does not have: "
+                    "say the same privacy and defences in both programs"
+                )
         for defence in self.defences:
             message = under(f"{defence.name}/", extras)
             update = defence.protect(update, received, message)

@@ -233,6 +233,8 @@ DEFENCES: Registry[type[Defence]] = Registry(
 )
 register = DEFENCES.register
 """Class decorator that adds a defence under its name."""
+NOISED_RECORDS = "noised_records"
+"""A defence of which clients are told, though an experiment cannot choose it by its name."""
 
 
 def sent_by(method: Method) -> dict[str, EntrySchema]:

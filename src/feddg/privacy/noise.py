@@ -31,6 +31,7 @@ from feddg.privacy.defence import (
     CLIENT_STATISTICS,
     EXTRAS,
     LOCAL,
+    NOISED_RECORDS,
     STATISTICS,
     TRAINING,
     Defence,
@@ -76,6 +77,15 @@ class _Charged(Defence):
     def _release(self, round: int, clients: Sequence[int]) -> Release | None:
         """Returns what a round with these clients releases, or None; before round 1 it is 0."""
         raise NotImplementedError
+
+    def _agree(self, message: Message, **own: float) -> None:
+        """Raises ClientError if the server accounts for other noise than this client adds."""
+        told = {name: message.scalars.get(name) for name in own}
+        if told != own:
+            raise ClientError(
+                f"its noise is not what the coordinator accounts for ({own}, there {told}): say "
+                "the same privacy, rounds, number of clients and epochs in both programs"
+            )
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:
         """See :class:`Defence`."""
@@ -142,7 +152,7 @@ class Clipping(_Charged):
         cls, privacy: PrivacySettings, method: Method, schedule: Schedule, epochs: int
     ) -> Sequence[Defence]:
         """Returns the noise of images, of styles, and clipping, in the order of a message's way."""
-        require_meaning(privacy, schedule.clients)
+        require_meaning(privacy)
         defences: list[Defence] = []
         if privacy.clipping != "none":
             defences.append(cls(privacy, schedule))
@@ -232,6 +242,8 @@ class Clipping(_Charged):
         if NORM not in message.scalars:
             raise ClientError("was not told the norm to clip its update to")
         norm = float(message.scalars[NORM])
+        if self.at_clients:
+            self._agree(message, noise=self.multiplier)
         clipped = shrunk(update.weights, received, self.facts.aggregated, norm)
         update = replace(update, weights=clipped or update.weights, terms={})
         if self.at_clients:
@@ -249,9 +261,11 @@ class Clipping(_Charged):
         Raises:
             BudgetSpent: the clients must not be asked.
         """
+        told = {NORM: self._norm(round)}
         if self.at_clients:
             self._charge(round.number, round.clients)
-        return self.tell(broadcast, **{NORM: self._norm(round)})
+            told["noise"] = self.multiplier
+        return self.tell(broadcast, **told)
 
     def _norm(self, round: Round) -> float:
         return float(self.memory(round.state)[NORM])
@@ -297,8 +311,8 @@ class Clipping(_Charged):
         norm, sent, updates = self._norm(round), round.state.weights, len(clients)
         if not self.at_clients:
             self._charge(round.number, clients)
-        secret = self.secret_rate
-        expected = updates if secret is None else secret * self._schedule.clients
+        # A number that is public: how many updates came would show in the noise's scale.
+        expected = self._schedule.per_round if self.noised else updates
         noise, count_noise = self.noise(expected)
         if noise and not self.at_clients:
             deviation, part = noise * norm / expected, updates / expected
@@ -311,14 +325,14 @@ class Clipping(_Charged):
             bits = [*round.scratch[self].get(_CLIPPED, {}).values()]
             beyond_half = torch.tensor(len(bits) / 2 - sum(bits), dtype=torch.float64)
             counted = add_noise(beyond_half, count_noise) if count_noise else beyond_half
-            told = len(bits) if secret is None else expected
-            chosen, share = self.settings, 0.5 + float(counted) / told
+            chosen, whole = self.settings, expected if self.noised else len(bits)
+            share = 0.5 + float(counted) / whole
             norm *= math.exp(-chosen.clipping_rate * (share - chosen.clipping_quantile))
             self.remember(state, {NORM: torch.tensor(norm, dtype=torch.float64)})
         log.info("updates clipped to %.4g", norm)
         return state
 
-    def noise(self, updates: float) -> tuple[float, float]:
+    def noise(self, updates: int) -> tuple[float, float]:
         """Returns the noise multiplier of the mean, and the deviation of the count's noise."""
         noise = self.multiplier
         if not noise or not self.adaptive:
@@ -358,7 +372,7 @@ class NoisedRecords(_Charged):
         epochs: passes over a client's images per round.
     """
 
-    name = "noised_records"
+    name = NOISED_RECORDS
     breaks: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_RECORDS,
         EXTRAS: _OPEN_RECORDS,
@@ -399,10 +413,15 @@ class NoisedRecords(_Charged):
             BudgetSpent: the clients must not be asked.
         """
         self._charge(round.number, round.clients)
-        return broadcast
+        return self.tell(broadcast, noise=self.record_noise.multiplier, epochs=self._epochs)
 
     def protect(self, update: Update, received: Weights, message: Message) -> Update:
-        """Removes the mean loss terms from the update."""
+        """Removes the mean loss terms from the update.
+
+        Raises:
+            ClientError: the server accounts for other noise.
+        """
+        self._agree(message, noise=self.record_noise.multiplier, epochs=self._epochs)
         return replace(update, terms={})
 
 

@@ -83,6 +83,7 @@ from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.models.network import Network
+from feddg.privacy.accounting import about_delta
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.idle import about_normalization, idle_clients, unreached_weight
 from feddg.settings import (
@@ -694,12 +695,13 @@ def about_settings(
         clients: the number of domains and of images of each client that trains.
     """
     counts, train = [*clients], experiment.train
-    said = without_effect(experiment, given)
+    sizes, said = [images for _, images in counts], without_effect(experiment, given)
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
         *about_normalization(network, experiment),
-        *_chooses_nothing(method, train, (images for _, images in counts)),
+        *about_delta(experiment.privacy, sizes),
+        *_chooses_nothing(method, train, sizes),
         *idle_clients(method, (domains for domains, _ in counts)),
         *unreached_weight(method, train, train.rounds, counts),
     ]
