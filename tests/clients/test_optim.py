@@ -528,13 +528,17 @@ def test_decay_of_weights_leaves_norms_and_biases_alone():
     layers = nn.Sequential(
         nn.Conv2d(3, 4, 2), nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(4, 2)
     )
+    layers.append(nn.MultiheadAttention(4, 2)).append(nn.LSTM(4, 3))
+    for parameter in layers.parameters():
+        nn.init.uniform_(parameter)
     before = copy.deepcopy(layers)
     chosen = TrainSettings(optimizer="sgd", lr=0.1, weight_decay=0.5, decay="weights")
     optimizer = make_optimizer(layers, chosen)
     sum(0 * p.sum() for p in layers.parameters()).backward()
     take_step(optimizer)
     for name, parameter in layers.named_parameters():
-        kept = 0.95 if name in ("0.weight", "4.weight") else 1.0
+        decays = name in ("0.weight", "4.weight") or (name[0] in "56" and "bias" not in name)
+        kept = 0.95 if decays else 1.0
         torch.testing.assert_close(parameter, kept * before.get_parameter(name))
 
 

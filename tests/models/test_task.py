@@ -4,6 +4,7 @@ import copy
 import math
 from collections import defaultdict
 from functools import partial
+from types import SimpleNamespace
 
 import dp_accounting
 import numpy
@@ -441,6 +442,15 @@ def test_class_weights_weigh_images_also_under_label_smoothing():
         CLASSIFICATION.loss_at(outputs, even, w, each) for w, each in zip(weights, (train, plain))
     ]
     torch.testing.assert_close(*losses)
+
+
+def test_class_weights_are_exact_whatever_the_precision():
+    labels = torch.arange(4).repeat_interleave(torch.tensor([631, 33, 20, 17]))
+    examples = SimpleNamespace(labels=labels)
+    one = SimpleNamespace(training=examples, _balanced=None, worker=SimpleNamespace())
+    one.worker.task, one.worker.train = CLASSIFICATION, TrainSettings(class_weights="balanced")
+    found = client.Client.class_weights(one, torch.zeros(2, 4, dtype=torch.bfloat16))
+    torch.testing.assert_close(found, 701 / (4 * labels.bincount().float()))
 
 
 def test_class_weights_are_counted_once_a_client(monkeypatch):

@@ -354,7 +354,8 @@ class Client:
         """Returns what classes count, ``(classes,)`` beside ``(B, classes)``; None if alike."""
         if not self.worker.task.has_classes or self.worker.train.class_weights == "none":
             return None
-        labels, dtype, classes = self.training.labels, outputs.dtype, outputs.shape[1]
+        labels, classes = self.training.labels, outputs.shape[1]
+        dtype = torch.promote_types(outputs.dtype, torch.float32)  # bfloat16 cannot count to 257
         if self._balanced is None or self._balanced[0] is not labels:
             self._balanced = labels, {}
         kept = self._balanced[1]

@@ -11,13 +11,15 @@ Equations:
     x' = 0.6 s(sum_i w_i tanh(T_i(x))) + 0.4 x,   T_i(x) = up_i(scale_i * IN(down_i(x)) + shift_i)
     z = m(h) + 0.2 exp(v(h) / 2) e,    h = f(x),    e ~ N(0, 1)
     task:      CE(g(z), y) and CE(g(z'), y), half each + alpha1 SupCon(z, z')
-               - alpha2 log q(z | m', v')
+               - alpha2 mean_d l(z | m', v')
     augmenter: MMD(z, z' | y) + beta CLUB(z; z'),
-               CLUB = [log q(z_i | m'_i, v'_i) - log q(z_j | m'_i, v'_i)] / 2, j a random other
+               CLUB = sum_d [l(z_i | m'_i, v'_i) - l(z_j | m'_i, v'_i)] / 2, j a random other
+    l(z | m, v) = -(z - m)^2 / exp(v) - v:   twice a Gaussian's log-density without its constant
 
     s is the sigmoid, down_i and up_i are random convolutions of 5, 9, 13 and 17 pixels (i = 0 is a
     1 x 1 convolution of the colours), IN instance normalisation; f the network's embedding, m and v
-    linear layers behind it (v the log-variance, not negative); at test z = m(h). q is a Gaussian.
+    linear layers behind it (v the log-variance, not negative); at test z = m(h). mean_d and sum_d
+    are over the embedding's dimensions.
 
 Leaves the client:
     The network, as in FedAvg, with the layers m and v. The augmentation network stays.

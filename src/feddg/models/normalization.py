@@ -37,12 +37,15 @@ def never_negative_names(module: nn.Module) -> set[str]:
 
 
 def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
-    """Returns the parameters that weight decay often spares: normalisation layers and biases."""
+    """Returns the parameters that weight decay often spares: normalisation layers and biases.
+
+    Names of biases begin or end with it: ``bias``, ``in_proj_bias``, ``bias_ih_l0``, ``q_bias``.
+    """
     return [
         parameter
         for layer in module.modules()
         for name, parameter in layer.named_parameters(recurse=False)
-        if name == "bias" or isinstance(layer, NORMALISATION)
+        if name.startswith("bias") or name.endswith("bias") or isinstance(layer, NORMALISATION)
     ]
 
 
