@@ -120,6 +120,41 @@ def test_monochrome1_is_inverted(tmp_path):
     assert (grey(path) == 255 - RAMP).all()
 
 
+def groups(**tags):
+    """Functional groups of one frame: for each macro its tags."""
+    frame = pydicom.Dataset()
+    for macro, values in tags.items():
+        part = pydicom.Dataset()
+        for name, value in values.items():
+            setattr(part, name, value)
+        setattr(frame, macro, pydicom.Sequence([part]))
+    return pydicom.Sequence([frame])
+
+
+def test_the_frame_of_an_enhanced_object_has_its_window_in_its_groups(tmp_path):
+    """CT, MR, XA and tomosynthesis: PS3.3 C.7.6.16; what the frame says overrides the shared."""
+    stored = (RAMP * 16).astype(np.uint16)
+    slope = {"RescaleSlope": "1", "RescaleIntercept": "-1024", "RescaleType": "HU"}
+    units = {"PixelValueTransformationSequence": slope}
+    window = {"FrameVOILUTSequence": {"WindowCenter": "40", "WindowWidth": "400"}}
+    other = {"FrameVOILUTSequence": {"WindowCenter": "-600", "WindowWidth": "1500"}}
+    plain = {"RescaleIntercept": "-1024", "WindowCenter": "40", "WindowWidth": "400"}
+    expected = grey(dicom(tmp_path / "plain.dcm", stored, bits=12, **plain))
+    for shared, own in (
+        ({}, units | window),
+        (units | window, {}),
+        (units, window),
+        (units | other, window),
+    ):
+        tags = {
+            "NumberOfFrames": 1,
+            "SharedFunctionalGroupsSequence": groups(**shared),
+            "PerFrameFunctionalGroupsSequence": groups(**own),
+        }
+        path = dicom(tmp_path / "a.dcm", stored, bits=12, **tags)
+        assert (grey(path) == expected).all(), (shared, own)
+
+
 def lut(values, first=0):
     table = pydicom.Dataset()
     table.add_new("LUTDescriptor", "US", [len(values), first, 16])

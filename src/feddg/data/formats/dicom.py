@@ -33,6 +33,7 @@ _TAGS = [
     *("PlanarConfiguration", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept"),
     *("VOILUTSequence", "VOILUTFunction", "WindowCenter", "WindowWidth"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(f"{c}PaletteColorLookupTableDescriptor" for c in ("Red", "Green", "Blue")),
     *(f"{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
     *(f"Segmented{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
@@ -133,6 +134,12 @@ def to_pixels(tags: Dataset) -> np.ndarray:
         ``(height, width)`` or ``(height, width, 3)`` uint8.
     """
     stored = pixel_array(tags)  # of YBR as RGB; unused bits of a number are cleared
+    # The one frame of an "enhanced" object has slope and window in its groups (PS3.3 C.7.6.16).
+    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for frame in (tags.get(groups) or ())[:1]:
+            for macro in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+                for said in (frame.get(macro) or ())[:1]:
+                    tags.update(said)
     if tags.PhotometricInterpretation in GREY:
         shown: np.ndarray = np.rint(_brightness(stored, tags).clip(0, 1) * 255).astype(np.uint8)
         return 255 - shown if tags.PhotometricInterpretation == "MONOCHROME1" else shown
