@@ -289,6 +289,10 @@ REFUSED = {
     ),
     "a name for the frames": (raw("NumberOfFrames", "IS", PLANTED), "damaged"),
     "a name for the bits": (raw("BitsStored", "US", PLANTED), "damaged DICOM file, or one cut off"),
+    "values in the upper bits": (
+        put(BitsStored=4, HighBit=7),
+        "values above the lowest bits (HighBit): shift them",
+    ),
     "a table without a description": (put(PhotometricInterpretation="PALETTE COLOR"), "damaged"),
 }
 

@@ -133,6 +133,9 @@ def to_pixels(tags: Dataset) -> np.ndarray:
     Returns:
         ``(height, width)`` or ``(height, width, 3)`` uint8.
     """
+    bits = int(tags.BitsStored)
+    if tags.get("HighBit") not in (None, bits - 1):  # bits above the lowest count as unused
+        raise DicomError("a DICOM file with values above the lowest bits (HighBit): shift them")
     stored = pixel_array(tags)  # of YBR as RGB; unused bits of a number are cleared
     # The one frame of an "enhanced" object has slope and window in its groups (PS3.3 C.7.6.16).
     for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
@@ -143,7 +146,6 @@ def to_pixels(tags: Dataset) -> np.ndarray:
     if tags.PhotometricInterpretation in GREY:
         shown: np.ndarray = np.rint(_brightness(stored, tags).clip(0, 1) * 255).astype(np.uint8)
         return 255 - shown if tags.PhotometricInterpretation == "MONOCHROME1" else shown
-    bits = int(tags.BitsStored)
     if tags.PhotometricInterpretation == PALETTE:
         stored = apply_color_lut(stored, tags)
         bits = int(tags.RedPaletteColorLookupTableDescriptor[2])
