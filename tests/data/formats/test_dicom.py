@@ -85,6 +85,14 @@ def test_the_three_functions_of_a_window(tmp_path, function, shade):
     assert abs(found - shade(RAMP.astype(float))).max() <= 0.5001
 
 
+def test_a_window_of_width_one_is_a_step(tmp_path):
+    """PS3.3 C.11.2.1.2.1: black up to half below the centre, white above it."""
+    for center, first in (("100", 100), ("0.5", 1), ("100.5", 101)):
+        tags = {"WindowCenter": center, "WindowWidth": "1"}
+        found = grey(dicom(tmp_path / "a.dcm", RAMP.astype(np.uint16), **tags))
+        assert (found.ravel() == np.repeat([0, 255], [first, RAMP.size - first])).all(), center
+
+
 def test_it_equals_pydicoms_own_window(tmp_path):
     stored = np.random.default_rng(0).integers(-2000, 2000, (SIDE, SIDE)).astype(np.int16)
     tags = {"RescaleSlope": "0.5", "RescaleIntercept": "10"}

@@ -163,7 +163,7 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
         function = tags.get("VOILUTFunction") or "LINEAR"
         if function == "SIGMOID":
             values, center, width = np.tanh(2 * (values - center) / width), 0.0, 2.0
-        elif function == "LINEAR" and width > 1:
+        elif function == "LINEAR" and width >= 1:  # a width of 1 is a step
             center, width = center - 0.5, width - 1
         low, high = center - width / 2, center + width / 2
     elif tags.get("VOILUTSequence"):
@@ -174,7 +174,7 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
         low, high = sorted((least * slope + shift, (least + 2**bits - 1) * slope + shift))
     else:
         low, high = float(values.min()), float(values.max())
-    return (values - low) / ((high - low) or 1.0)
+    return (values - low) / ((high - low) or 1e-9)
 
 
 def _number(tags: Dataset, name: str, otherwise: float = math.nan) -> float:
