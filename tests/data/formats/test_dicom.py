@@ -282,6 +282,8 @@ REFUSED = {
     "several frames": (put(NumberOfFrames=12), "of 12 frames: write each as a file of its own"),
     "no pixels": (without("PixelData"), "damaged DICOM file, or one cut off"),
     "too few pixels": (put(PixelData=b"\1\2"), "damaged DICOM file, or one cut off"),
+    "pixels of several frames in one": (put(PixelData=bytes(3 * SIDE**2)), "damaged DICOM file"),
+    "no colour space": (without("PhotometricInterpretation"), "unknown photometric interpretation"),
     "no image at all": (without("Rows"), "without an image"),
     "an unknown colour space": (
         put(PhotometricInterpretation="PLANTED"),
@@ -336,6 +338,14 @@ def test_what_needs_a_plugin_says_which(tmp_path, capfd, caplog):
     if not pydicom.pixels.get_decoder(JPEGLosslessSV1).is_available:
         assert "JPEG Lossless" in refusal(path, capfd, caplog)
     assert "pip install 'pylibjpeg[all]'" in refusal(path, capfd, caplog)
+
+
+def test_a_jpeg_of_another_size_than_its_tags_say_needs_no_plugin(tmp_path, capfd, caplog):
+    small = io.BytesIO()
+    Image.fromarray(RAMP.astype(np.uint8)[: SIDE // 2]).save(small, "JPEG")
+    pixels = {"PixelData": encapsulate([small.getvalue()]), "syntax": JPEGBaseline8Bit}
+    path = dicom(tmp_path / "a.dcm", RAMP.astype(np.uint8), **pixels)
+    assert refusal(path, capfd, caplog).endswith("a damaged DICOM file, or one cut off")
 
 
 def test_what_a_plugin_was_missing_for_is_there_once_it_is_installed(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi
 from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
-from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, JPEGBaseline8Bit
 
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -67,13 +67,12 @@ class DicomImage(ImageFile.ImageFile):
         """Decodes the pixels, once."""
         if not self._decoded:
             cause = "a damaged DICOM file, or one cut off"
-            if self._syntax.is_encapsulated:
+            if self._syntax.is_encapsulated and self._syntax != JPEGBaseline8Bit:  # Pillow has it
                 cause += f", or {_PLUGINS} is needed for {self._syntax.name}"
             with _own_words(cause):
                 file = cast(BinaryIO, self.fp)
                 file.seek(0)
-                pixels = to_pixels(dcmread(file, specific_tags=_TAGS))
-            self.im = Image.fromarray(pixels).im
+                self.im = Image.fromarray(to_pixels(dcmread(file, specific_tags=_TAGS))).im
             self._decoded = True
         return super().load()
 
@@ -109,7 +108,7 @@ def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
     frames = int(tags.get("NumberOfFrames") or 1)
     if frames > 1:
         raise DicomError(f"a DICOM file of {frames} frames: write each as a file of its own")
-    if tags.PhotometricInterpretation not in (*GREY, *COLOURS):
+    if tags.get("PhotometricInterpretation") not in (*GREY, *COLOURS):
         raise DicomError("a DICOM file with an unknown photometric interpretation")
     return syntax, tags
 
