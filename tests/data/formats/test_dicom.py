@@ -1,6 +1,7 @@
 """A DICOM file is shown as a viewer shows it, or refused in a line; its tags stay in it."""
 
 import io
+import itertools
 import json
 import logging
 import warnings
@@ -126,6 +127,30 @@ def test_monochrome1_is_inverted(tmp_path):
     stored = RAMP.astype(np.uint8)
     path = dicom(tmp_path / "a.dcm", stored, PhotometricInterpretation="MONOCHROME1")
     assert (grey(path) == 255 - RAMP).all()
+
+
+def test_a_large_one_has_the_bytes_of_a_small_one(tmp_path):
+    """Of a large one every number is computed once, so its extremes are those of its pixels."""
+    rng = np.random.default_rng(0)
+    falling = {"RescaleSlope": "-0.7", "RescaleIntercept": "12.3"}
+    window = {"WindowCenter": "40", "WindowWidth": "400"}
+    peak = lut(np.abs(np.arange(-100, 300)) * 5)
+    for kind, tags in itertools.product(
+        (np.int16, np.uint16, np.uint8),
+        (
+            {},
+            falling,
+            window | falling,
+            window | {"VOILUTFunction": "SIGMOID"},
+            {"VOILUTSequence": peak},
+            {"ModalityLUTSequence": peak},
+        ),
+    ):
+        few = rng.integers(-900 if kind == np.int16 else 5, 200, (SIDE, SIDE)).astype(kind)
+        small = dicom(tmp_path / "small.dcm", few, **tags)
+        large = dicom(tmp_path / "large.dcm", np.tile(few, (64, 64)), **tags)
+        found = decode_image(large, 64 * SIDE)
+        assert (found == np.tile(decode_image(small, SIDE), (64, 64, 1))).all(), (kind, tags)
 
 
 def groups(**tags):

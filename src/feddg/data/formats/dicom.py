@@ -24,6 +24,8 @@ from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, JPEGBaseline8Bit
 
+from feddg.data.decoding import by_number
+
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
 COLOURS = (PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
@@ -143,7 +145,7 @@ def to_pixels(tags: Dataset) -> np.ndarray:
                 for said in (frame.get(macro) or ())[:1]:
                     tags.update(said)
     if tags.PhotometricInterpretation in GREY:
-        shown: np.ndarray = np.rint(_brightness(stored, tags).clip(0, 1) * 255).astype(np.uint8)
+        shown = by_number(stored, lambda n: np.rint(_brightness(n, tags).clip(0, 1) * 255))
         return 255 - shown if tags.PhotometricInterpretation == "MONOCHROME1" else shown
     if tags.PhotometricInterpretation == PALETTE:
         stored = apply_color_lut(stored, tags)
