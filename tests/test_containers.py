@@ -170,6 +170,15 @@ def test_the_servers_image_installs_extras_that_there_are():
     (asked,) = re.findall(r"/source\[(.*)\]", " ".join(pip))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert set(asked.split(",")) <= set(project["optional-dependencies"])
+    assert {"dicom", "tiff"} <= set(asked.split(","))
+
+
+def test_every_image_of_a_deployment_reads_what_a_hospital_has(deployment):
+    files = sorted(deployment.rglob("Dockerfile"))
+    assert len(files) == 3
+    for file in files:
+        (asked,) = re.findall(r"feddg\[(.*?)\]", file.read_text("utf-8"))
+        assert {"flower", "dicom", "tiff"} == set(asked.split(",")), file
 
 
 def test_what_is_copied_is_not_ignored():

@@ -3,6 +3,7 @@
 import io
 import itertools
 import struct
+import tracemalloc
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from feddg.data.decoded import open_pixels
 from feddg.data.decoding import (
     OversizedImageError,
     Reading,
+    Samples,
     Tile,
     UnusableImageError,
     bits_used,
@@ -29,6 +31,7 @@ from feddg.data.decoding import (
     names_in,
     quiet_pillow,
     tile_names,
+    to_image,
     whole_images,
 )
 from feddg.data.images import (
@@ -383,6 +386,46 @@ def test_percentiles_of_each_band_become_black_and_white(tmp_path):
     found = decode_image(path, SIDE, reading=Reading("percentile"))
     low, high = np.percentile(values, (1, 99), axis=(0, 1))
     assert abs(found - np.clip((values - low) / (high - low), 0, 1) * 255).max() <= 1
+
+
+def plainly(values: np.ndarray, range_: str, most: int) -> np.ndarray:
+    """The same in 64 bits, pixel by pixel."""
+    if range_ != "percentile":
+        counted = values.astype(np.int64).clip(0, most) * 255 + most // 2
+        return (counted // most).astype(np.uint8)
+    numbers = values.astype(np.float64)
+    low, high = np.percentile(numbers, (1, 99), axis=(0, 1))
+    width = np.where(high > low, high - low, 1.0)
+    return (((numbers - low) / width).clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def test_large_images_have_the_bytes_of_plain_arithmetic(subtests):
+    """Theirs is done once for each number; that of small ones, and of floats, pixel by pixel."""
+    cases = [(kind, "percentile") for kind in ("u1", "<u2", ">u2", "<i2", "<i4", "<f4")]
+    cases += [(kind, name) for kind in ("<u2", ">u2", "<i2", "<i4") for name in ("auto", "full")]
+    for side, (kind, range_) in itertools.product([8, 600], cases):
+        with subtests.test(side=side, kind=kind, range=range_):
+            bytes_each = np.dtype(kind).itemsize
+            largest = {1: 256, 2: 16_000, 4: 100_000}[bytes_each]
+            least = 1 - largest if range_ == "percentile" and "u" not in kind else 0
+            values = RANDOM.integers(least, largest, (side, side, 3)).astype(kind)
+            values[0, 0] = largest - 1
+            values[:, :, 2] = 7  # a band of one value
+            depths = {"auto": (14, 24), "full": (16, 32), "percentile": (0, 0)}[range_]
+            found = np.asarray(to_image(Samples(values), Reading(range_), 14))
+            most = 2 ** depths[bytes_each == 4] - 1
+            assert (found == plainly(values, range_, most)).all()
+
+
+@pytest.mark.parametrize("range_", ["full", "percentile"])
+def test_a_large_image_takes_a_few_times_its_own_memory(range_):
+    values = np.zeros((1000, 1000, 3), np.uint16)
+    values[:50] = 60_000
+    tracemalloc.start()
+    to_image(Samples(values), Reading(range_))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * values.nbytes
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

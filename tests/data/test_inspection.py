@@ -20,6 +20,7 @@ from feddg.data.inspection import (
     about_ignored,
     about_labels,
     about_splits,
+    about_survey,
     depth_of,
     ignored_files,
     inspect,
@@ -302,6 +303,23 @@ def test_depths_are_those_of_the_bands_that_become_colours(tmp_path):
         tifffile.imwrite(file, values, photometric="rgb", extrasamples=["unassalpha"])
     assert survey(from_folder(tmp_path), Reading(bands=(4, 3, 2))).depths == {"a": 12}
     assert survey(from_folder(tmp_path), Reading(bands=(1, 2, 3))).depths == {"a": 11}
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_note_says_that_further_pages_of_a_tiff_are_not_read(tmp_path, kind):
+    page = Image.fromarray(np.full((8, 8), 9, kind))
+    file = tmp_path / "air" / "x" / "stack.tif"
+    file.parent.mkdir(parents=True)
+
+    def said():
+        found = about_survey(survey(from_folder(tmp_path)), Reading())
+        return [each.text for each in found if each.code == "pages-left-out"]
+
+    page.save(file)
+    assert said() == []
+    page.save(file, save_all=True, append_images=[page])
+    (text,) = said()
+    assert text.endswith("'air' have several pages; only the first is read (air/x/stack.tif).")
 
 
 def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """What a classifier is asked about: files by their names, pixels as in training."""
 
 import io
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,6 @@ import tifffile
 import torch
 from PIL import Image
 
-from feddg.data.decoding import decode_image
 from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import DataError, RunError
@@ -126,24 +126,40 @@ def test_a_site_measures_what_is_predicted_for_its_dark_images(deep_run, tmp_pat
     assert domain.mean_confidence == pytest.approx(numpy.mean(expected), abs=1e-4)
 
 
-def test_images_as_deep_as_a_domain_of_the_run_are_read_as_there(tmp_path, caplog):
-    def white(used, depths):
-        caplog.clear()
-        pixels = numpy.full((16, 16), 2**used - 1, numpy.uint16)
-        tifffile.imwrite(tmp_path / "one.tif", pixels, photometric="minisblack")
-        fields = {"class_names": ["a"], "image_size": 16, "resize": "squash", "input": "RGB"}
-        about = ModelDescription(**fields, depths=depths)
-        found = predictor_of(SimpleNamespace(description=about), [tmp_path / "one.tif"], 1).bits
-        served = about.decode(tmp_path / "one.tif")
-        assert (served == decode_image(tmp_path / "one.tif", 16, bits=found)).all()
-        return found
+def predicted_as_served(folder, used, depths):
+    """The bits of white in each image of these bits, to a run whose domains use these depths."""
+    fields = {"class_names": ["a"], "image_size": 16, "resize": "squash", "input": "RGB"}
+    about = ModelDescription(**fields, depths=depths)
+    files = [folder / f"{bits}.tif" for bits in used]
+    for file, bits in zip(files, used):
+        pixels = numpy.full((16, 16), 2**bits - 1, numpy.uint16)
+        tifffile.imwrite(file, pixels, photometric="minisblack")
+    predictor = predictor_of(SimpleNamespace(description=about), files, 1)
+    found = [predictor.decode(file)[0][1] for file in files]
+    if len(files) == 1 or len(depths) > 1:
+        assert all((about.decode(file) == pixels).all() for file, pixels in zip(files, found))
+    whites = [(2**bits - 1) * 255 / int(pixels.max()) for bits, pixels in zip(used, found)]
+    return [round(math.log2(white)) for white in whites]
 
-    assert [white(used, (12, 16)) for used in (10, 12, 16)] == [12, 12, 16]
-    assert white(12, (12, 16)) == 12
+
+def test_images_as_deep_as_a_domain_of_the_run_are_read_as_there(tmp_path, caplog):
+    assert predicted_as_served(tmp_path, [12], (12, 16)) == [12]
+    assert predicted_as_served(tmp_path, [12], ()) == [12]
+    assert predicted_as_served(tmp_path, [12], (12,)) == [12]
     assert "These images use" not in caplog.text
-    assert white(14, (10, 12)) == 14
-    assert "These images use 14 bits, those of the run 10 and 12: white is 16383" in caplog.text
-    assert white(12, ()) == 12
+
+
+def test_a_deeper_file_does_not_darken_those_beside_it(tmp_path, caplog):
+    assert predicted_as_served(tmp_path, [12, 16, 14], (12, 16)) == [12, 16, 16]
+    assert "These images use 16 bits, those of the run 12 and 16: white in each is" in caplog.text
+    assert "a dark image of a deeper domain becomes brighter" in caplog.text
+    assert predicted_as_served(tmp_path, [12, 14], (10, 12)) == [12, 14]
+    assert "These images use 14 bits, those of the run 10 and 12: white in each is" in caplog.text
+
+
+def test_images_of_a_run_of_one_depth_have_one_white(tmp_path, caplog):
+    assert predicted_as_served(tmp_path, [12, 14], (12,)) == [14, 14]
+    assert "These images use 14 bits, those of the run 12: white is 16383" in caplog.text
 
 
 def test_large_images_have_a_row_for_every_tile_as_in_training(tmp_path, cache):

@@ -60,7 +60,7 @@ from feddg.storage import (
     sweep_asides,
 )
 
-_LAYOUT = 5
+_LAYOUT = 6
 """Increase when the cache's layout or the decoding changes."""
 DECODERS = (
     *("Pillow", "pillow-heif", "tifffile", "imagecodecs", "pydicom", "pyjpegls", "python-gdcm"),

@@ -4,7 +4,7 @@ import errno
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -476,28 +476,52 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: Depths) -> np.ndarray
         return np.ascontiguousarray(values)
     if values.min(initial=0) < 0:
         raise UnusableImageError("has negative values", ": set data.range: percentile")
-    if range == "auto":
-        most = 2 ** depth_of_white(bits_used(values), bits) - 1
-    elif values.dtype.itemsize == 2 or int(values.max(initial=0)) < 2**16:
-        most = 2**16 - 1  # Pillow hands 16 bits out in 32, too
-    else:
-        most = 2**32 - 1
-    numbers = values.astype(np.int64).clip(0, most)
-    return ((numbers * 255 + most // 2) // most).astype(np.uint8)
+    if values.max(initial=0) < 2**16:
+        values = values.astype(np.uint16, copy=False)  # Pillow hands 16 bits out in 32, too
+    whole = 16 if values.dtype == np.uint16 else 32
+    most = 2 ** (depth_of_white(bits_used(values), bits) if range == "auto" else whole) - 1
+    return by_number(values, lambda n: (n.astype(np.int64).clip(0, most) * 255 + most // 2) // most)
 
 
 def _stretch(values: np.ndarray) -> np.ndarray:
-    numbers = values.astype(np.float64)
-    spoiled = np.count_nonzero(~np.isfinite(numbers).all(axis=2))
+    spoiled = np.count_nonzero(~np.isfinite(values).all(axis=2))
     if spoiled:
         raise UnusableImageError(
-            f"{spoiled:,} of its {numbers[:, :, 0].size:,} pixels are NaN or infinite: write a "
+            f"{spoiled:,} of its {values[:, :, 0].size:,} pixels are NaN or infinite: write a "
             "number there, where nothing was measured the smallest one"
         )
-    low, high = np.percentile(numbers, PERCENTILES, axis=(0, 1))
-    width = np.where(high > low, high - low, 1.0)
-    stretched = ((numbers - low) / width).clip(0, 1) * 255
-    return stretched.round().astype(np.uint8)
+    return np.stack([_stretch_band(band) for band in np.moveaxis(values, 2, 0)], axis=2)
+
+
+def _stretch_band(band: np.ndarray) -> np.ndarray:
+    wide: np.ndarray = band.astype(np.int32 if is_short(band) else np.float64)
+    low, high = np.percentile(wide, PERCENTILES, overwrite_input=True)
+    width = high - low if high > low else 1.0
+    return by_number(band, lambda n: (((n.astype(float) - low) / width).clip(0, 1) * 255).round())
+
+
+def is_short(values: np.ndarray) -> bool:
+    """Returns whether values are whole numbers of at most 16 bits."""
+    return values.dtype.kind in "iu" and values.dtype.itemsize <= 2
+
+
+def by_number(values: np.ndarray, shade: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Returns ``shade(values)`` as uint8; of many short values it is computed once for a number.
+
+    A small file can be an image of 50 megapixels, for which each step in 64 bits takes a gigabyte.
+
+    Args:
+        values: numbers of any shape.
+        shade: maps each number by itself to [0, 255], whatever the shape.
+    """
+    if not is_short(values) or values.size < 2**18:
+        return shade(values).astype(np.uint8)
+    places = values.view(values.dtype.str.replace("i", "u"))
+    table = np.zeros(256**values.dtype.itemsize, np.uint8)
+    table[places] = 1
+    found = np.flatnonzero(table).astype(places.dtype)
+    table[found] = shade(found.view(values.dtype))
+    return table[places]
 
 
 Resize = Literal["squash", "crop", "pad"]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -492,10 +492,12 @@ class Survey:
     Attributes:
         depths: bits used by values of files deeper than 8 bits, by domain.
         veiled: for each domain whose fourth band is probably not transparency, an example file.
+        paged: for each domain with a TIFF of several pages, an example file.
     """
 
     depths: Mapping[str, int]
     veiled: Mapping[str, str]
+    paged: Mapping[str, str] = field(default_factory=dict)
 
 
 def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
@@ -506,16 +508,18 @@ def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
         reading: whether images are cut into tiles, so that larger ones are looked at, too.
     """
     assert table.root is not None
-    root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
+    depths, veiled, paged = dict[str, int](), dict[str, str](), dict[str, str]()
     for domain, files in files_by_domain(table).items():
         chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
-        looks = _looks([root / file for file in chosen], reading)
-        if bits := max((bits for bits, _ in looks), default=0):
+        looks = _looks([table.root / file for file in chosen], reading)
+        if bits := max((bits for bits, *_ in looks), default=0):
             depths[domain] = bits
-        for file, (_, veil) in zip(chosen, looks):
+        for file, (_, veil, pages) in zip(chosen, looks):
             if veil:
                 veiled.setdefault(domain, file)
-    return Survey(depths, veiled)
+            if pages:
+                paged.setdefault(domain, file)
+    return Survey(depths, veiled, paged)
 
 
 Opened = tuple[ImageTable, PixelStore, list[BadImageRow]]
@@ -561,11 +565,11 @@ def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
     All files count as one domain, as images predicted together do.
     """
     chosen = evenly([file for file in files if file.suffix.lower() in _MAYBE_DEEP], SAMPLE)
-    return max((bits for bits, _ in _looks(chosen, reading)), default=0)
+    return max((bits for bits, *_ in _looks(chosen, reading)), default=0)
 
 
 def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
-    """Reports the bit depths found, and a fourth band that is probably not transparency."""
+    """Reports the bit depths, what is not read, and bands that are probably not transparency."""
     if reading.range == "auto":
         for domain, bits in found.depths.items():
             text = f"The domain '{domain}' uses {bits} bits: white is {2**bits - 1}."
@@ -574,6 +578,11 @@ def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
             depths = ", ".join(f"{domain} {bits}" for domain, bits in found.depths.items())
             text = f"The bit depths of domains differ ({depths})."
             yield warning("bit-depths-differ", text)
+    for domain, file in found.paged.items():
+        text = (
+            f"TIFFs of the domain '{domain}' have several pages; only the first is read ({file})."
+        )
+        yield note("pages-left-out", text)
     if reading.bands:
         return
     for domain, file in found.veiled.items():
@@ -596,22 +605,32 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool]]:
-    """Returns files' bit depths (0 for 8 bits), and whether their fourth bands look odd."""
+def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool, bool]]:
+    """Returns files' bits (0 for 8), whether fourth bands look odd, and if there are more pages."""
     tiled = reading.tile is not None
 
-    def look(file: Path) -> tuple[int, bool]:
+    def look(file: Path) -> tuple[int, bool, bool]:
         samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
+        pages = _has_pages(file)
         if samples is None:
-            return 0, False
+            return 0, False, pages
         veil, values = samples.alpha and _half_transparent(samples.values[:, :, -1]), samples.values
         colours, bands = samples.colours, reading.bands
         if bands and max(bands) <= values.shape[2]:  # else decoding says so
             colours = values[:, :, [band - 1 for band in bands]]
-        return (0 if values.dtype == np.uint8 else bits_used(colours)), veil
+        return (0 if values.dtype == np.uint8 else bits_used(colours)), veil, pages
 
     with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(look, files))
+
+
+def _has_pages(path: Path) -> bool:
+    try:
+        with open_image(path) as image:
+            tags = getattr(image, "tag_v2", None)  # of a TIFF
+            return tags is not None and bool(tags.next)
+    except Exception:  # decoding says what is wrong with it
+        return False
 
 
 def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) -> Samples | None:

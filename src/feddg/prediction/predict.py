@@ -17,6 +17,7 @@ import numpy
 
 from feddg.clients.threads import available_cores
 from feddg.data.decoding import (
+    Depths,
     Tile,
     UnusableImageError,
     decode_parts,
@@ -98,12 +99,13 @@ class BatchPredictor:
 
     Args:
         classifier: the classifier.
-        bits: the bit depth of the files, see :func:`feddg.data.inspection.depth_of`.
+        bits: the bit depth of the files, or of several domains that they may be of, see
+            :func:`feddg.data.decoding.depth_of_white`.
         batch_size: images per forward pass.
     """
 
     def __init__(
-        self, classifier: ImageClassifier, bits: int = 0, batch_size: int = BATCH_SIZE
+        self, classifier: ImageClassifier, bits: Depths = 0, batch_size: int = BATCH_SIZE
     ) -> None:
         self.classifier, self.batch_size, self.bits = classifier, batch_size, bits
 
@@ -163,15 +165,24 @@ class BatchPredictor:
 def predictor_of(
     classifier: ImageClassifier, images: Sequence[Path | str], batch_size: int
 ) -> BatchPredictor:
-    """Returns what predicts files; white is that of the run's least deep domain that holds them."""
+    """Returns what predicts files, with one white for all if the run knows one bit depth.
+
+    If it knows several, each file has the white that it has when it is served: one deep file must
+    not darken the others.
+    """
     about = classifier.description
-    depth, known = depth_of(image_files(images), about.reading), {*about.known_depths}
-    white = depth_of_white(depth, about.known_depths) if depth else about.bits
-    if about.reading.range == "auto" and depth and about.bits and depth not in known:
-        of_run = " and ".join(map(str, sorted(known)))
+    depth, known = depth_of(image_files(images), about.reading), about.known_depths
+    white = known if len(known) > 1 else depth_of_white(depth, known)
+    if about.reading.range == "auto" and about.bits and depth not in (0, min(known)):
         warn(
             "bit-depths-differ",
-            f"These images use {depth} bits, those of the run {of_run}: white is {2**white - 1}.",
+            f"These images use {depth} bits, those of the run {' and '.join(map(str, known))}: "
+            + (
+                f"white is {2**white - 1}."
+                if isinstance(white, int)
+                else "white in each is that of the fewest of these bits that hold it, or of its "
+                "own. So a dark image of a deeper domain becomes brighter than in training."
+            ),
         )
     return BatchPredictor(classifier, white, batch_size)
 
@@ -459,7 +470,7 @@ def predict_files(
 
     names = list(row(Prediction("")))
     adaptation = classifier.description.adaptation  # that of an ONNX file is in the file
-    work = [classifier.weights, adaptation, batch_size, names, classifier.threshold]
+    work: list[object] = [classifier.weights, adaptation, batch_size, names, classifier.threshold]
     work += [predictor.bits, classifier.precision, *([] if cut is None else [cut.threshold])]
 
     def lines(done: int) -> Iterator[bytes]:

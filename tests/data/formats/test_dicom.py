@@ -1,6 +1,7 @@
 """A DICOM file is shown as a viewer shows it, or refused in a line; its tags stay in it."""
 
 import io
+import itertools
 import json
 import logging
 import warnings
@@ -85,6 +86,14 @@ def test_the_three_functions_of_a_window(tmp_path, function, shade):
     assert abs(found - shade(RAMP.astype(float))).max() <= 0.5001
 
 
+def test_a_window_of_width_one_is_a_step(tmp_path):
+    """PS3.3 C.11.2.1.2.1: black up to half below the centre, white above it."""
+    for center, first in (("100", 100), ("0.5", 1), ("100.5", 101)):
+        tags = {"WindowCenter": center, "WindowWidth": "1"}
+        found = grey(dicom(tmp_path / "a.dcm", RAMP.astype(np.uint16), **tags))
+        assert (found.ravel() == np.repeat([0, 255], [first, RAMP.size - first])).all(), center
+
+
 def test_it_equals_pydicoms_own_window(tmp_path):
     stored = np.random.default_rng(0).integers(-2000, 2000, (SIDE, SIDE)).astype(np.int16)
     tags = {"RescaleSlope": "0.5", "RescaleIntercept": "10"}
@@ -118,6 +127,65 @@ def test_monochrome1_is_inverted(tmp_path):
     stored = RAMP.astype(np.uint8)
     path = dicom(tmp_path / "a.dcm", stored, PhotometricInterpretation="MONOCHROME1")
     assert (grey(path) == 255 - RAMP).all()
+
+
+def test_a_large_one_has_the_bytes_of_a_small_one(tmp_path):
+    """Of a large one every number is computed once, so its extremes are those of its pixels."""
+    rng = np.random.default_rng(0)
+    falling = {"RescaleSlope": "-0.7", "RescaleIntercept": "12.3"}
+    window = {"WindowCenter": "40", "WindowWidth": "400"}
+    peak = lut(np.abs(np.arange(-100, 300)) * 5)
+    for kind, tags in itertools.product(
+        (np.int16, np.uint16, np.uint8),
+        (
+            {},
+            falling,
+            window | falling,
+            window | {"VOILUTFunction": "SIGMOID"},
+            {"VOILUTSequence": peak},
+            {"ModalityLUTSequence": peak},
+        ),
+    ):
+        few = rng.integers(-900 if kind == np.int16 else 5, 200, (SIDE, SIDE)).astype(kind)
+        small = dicom(tmp_path / "small.dcm", few, **tags)
+        large = dicom(tmp_path / "large.dcm", np.tile(few, (64, 64)), **tags)
+        found = decode_image(large, 64 * SIDE)
+        assert (found == np.tile(decode_image(small, SIDE), (64, 64, 1))).all(), (kind, tags)
+
+
+def groups(**tags):
+    """Functional groups of one frame: for each macro its tags."""
+    frame = pydicom.Dataset()
+    for macro, values in tags.items():
+        part = pydicom.Dataset()
+        for name, value in values.items():
+            setattr(part, name, value)
+        setattr(frame, macro, pydicom.Sequence([part]))
+    return pydicom.Sequence([frame])
+
+
+def test_the_frame_of_an_enhanced_object_has_its_window_in_its_groups(tmp_path):
+    """CT, MR, XA and tomosynthesis: PS3.3 C.7.6.16; what the frame says overrides the shared."""
+    stored = (RAMP * 16).astype(np.uint16)
+    slope = {"RescaleSlope": "1", "RescaleIntercept": "-1024", "RescaleType": "HU"}
+    units = {"PixelValueTransformationSequence": slope}
+    window = {"FrameVOILUTSequence": {"WindowCenter": "40", "WindowWidth": "400"}}
+    other = {"FrameVOILUTSequence": {"WindowCenter": "-600", "WindowWidth": "1500"}}
+    plain = {"RescaleIntercept": "-1024", "WindowCenter": "40", "WindowWidth": "400"}
+    expected = grey(dicom(tmp_path / "plain.dcm", stored, bits=12, **plain))
+    for shared, own in (
+        ({}, units | window),
+        (units | window, {}),
+        (units, window),
+        (units | other, window),
+    ):
+        tags = {
+            "NumberOfFrames": 1,
+            "SharedFunctionalGroupsSequence": groups(**shared),
+            "PerFrameFunctionalGroupsSequence": groups(**own),
+        }
+        path = dicom(tmp_path / "a.dcm", stored, bits=12, **tags)
+        assert (grey(path) == expected).all(), (shared, own)
 
 
 def lut(values, first=0):
@@ -239,6 +307,8 @@ REFUSED = {
     "several frames": (put(NumberOfFrames=12), "of 12 frames: write each as a file of its own"),
     "no pixels": (without("PixelData"), "damaged DICOM file, or one cut off"),
     "too few pixels": (put(PixelData=b"\1\2"), "damaged DICOM file, or one cut off"),
+    "pixels of several frames in one": (put(PixelData=bytes(3 * SIDE**2)), "damaged DICOM file"),
+    "no colour space": (without("PhotometricInterpretation"), "unknown photometric interpretation"),
     "no image at all": (without("Rows"), "without an image"),
     "an unknown colour space": (
         put(PhotometricInterpretation="PLANTED"),
@@ -254,6 +324,10 @@ REFUSED = {
     ),
     "a name for the frames": (raw("NumberOfFrames", "IS", PLANTED), "damaged"),
     "a name for the bits": (raw("BitsStored", "US", PLANTED), "damaged DICOM file, or one cut off"),
+    "values in the upper bits": (
+        put(BitsStored=4, HighBit=7),
+        "values above the lowest bits (HighBit): shift them",
+    ),
     "a table without a description": (put(PhotometricInterpretation="PALETTE COLOR"), "damaged"),
 }
 
@@ -289,6 +363,14 @@ def test_what_needs_a_plugin_says_which(tmp_path, capfd, caplog):
     if not pydicom.pixels.get_decoder(JPEGLosslessSV1).is_available:
         assert "JPEG Lossless" in refusal(path, capfd, caplog)
     assert "pip install 'pylibjpeg[all]'" in refusal(path, capfd, caplog)
+
+
+def test_a_jpeg_of_another_size_than_its_tags_say_needs_no_plugin(tmp_path, capfd, caplog):
+    small = io.BytesIO()
+    Image.fromarray(RAMP.astype(np.uint8)[: SIDE // 2]).save(small, "JPEG")
+    pixels = {"PixelData": encapsulate([small.getvalue()]), "syntax": JPEGBaseline8Bit}
+    path = dicom(tmp_path / "a.dcm", RAMP.astype(np.uint8), **pixels)
+    assert refusal(path, capfd, caplog).endswith("a damaged DICOM file, or one cut off")
 
 
 def test_what_a_plugin_was_missing_for_is_there_once_it_is_installed(tmp_path, monkeypatch):

@@ -22,7 +22,9 @@ from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi
 from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
-from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, JPEGBaseline8Bit
+
+from feddg.data.decoding import by_number
 
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -33,6 +35,7 @@ _TAGS = [
     *("PlanarConfiguration", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept"),
     *("VOILUTSequence", "VOILUTFunction", "WindowCenter", "WindowWidth"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(f"{c}PaletteColorLookupTableDescriptor" for c in ("Red", "Green", "Blue")),
     *(f"{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
     *(f"Segmented{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
@@ -66,13 +69,12 @@ class DicomImage(ImageFile.ImageFile):
         """Decodes the pixels, once."""
         if not self._decoded:
             cause = "a damaged DICOM file, or one cut off"
-            if self._syntax.is_encapsulated:
+            if self._syntax.is_encapsulated and self._syntax != JPEGBaseline8Bit:  # Pillow has it
                 cause += f", or {_PLUGINS} is needed for {self._syntax.name}"
             with _own_words(cause):
                 file = cast(BinaryIO, self.fp)
                 file.seek(0)
-                pixels = to_pixels(dcmread(file, specific_tags=_TAGS))
-            self.im = Image.fromarray(pixels).im
+                self.im = Image.fromarray(to_pixels(dcmread(file, specific_tags=_TAGS))).im
             self._decoded = True
         return super().load()
 
@@ -108,7 +110,7 @@ def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
     frames = int(tags.get("NumberOfFrames") or 1)
     if frames > 1:
         raise DicomError(f"a DICOM file of {frames} frames: write each as a file of its own")
-    if tags.PhotometricInterpretation not in (*GREY, *COLOURS):
+    if tags.get("PhotometricInterpretation") not in (*GREY, *COLOURS):
         raise DicomError("a DICOM file with an unknown photometric interpretation")
     return syntax, tags
 
@@ -132,11 +134,19 @@ def to_pixels(tags: Dataset) -> np.ndarray:
     Returns:
         ``(height, width)`` or ``(height, width, 3)`` uint8.
     """
-    stored = pixel_array(tags)  # of YBR as RGB; unused bits of a number are cleared
-    if tags.PhotometricInterpretation in GREY:
-        shown: np.ndarray = np.rint(_brightness(stored, tags).clip(0, 1) * 255).astype(np.uint8)
-        return 255 - shown if tags.PhotometricInterpretation == "MONOCHROME1" else shown
     bits = int(tags.BitsStored)
+    if tags.get("HighBit") not in (None, bits - 1):  # bits above the lowest count as unused
+        raise DicomError("a DICOM file with values above the lowest bits (HighBit): shift them")
+    stored = pixel_array(tags)  # of YBR as RGB; unused bits of a number are cleared
+    # The one frame of an "enhanced" object has slope and window in its groups (PS3.3 C.7.6.16).
+    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        for frame in (tags.get(groups) or ())[:1]:
+            for macro in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+                for said in (frame.get(macro) or ())[:1]:
+                    tags.update(said)
+    if tags.PhotometricInterpretation in GREY:
+        shown = by_number(stored, lambda n: np.rint(_brightness(n, tags).clip(0, 1) * 255))
+        return 255 - shown if tags.PhotometricInterpretation == "MONOCHROME1" else shown
     if tags.PhotometricInterpretation == PALETTE:
         stored = apply_color_lut(stored, tags)
         bits = int(tags.RedPaletteColorLookupTableDescriptor[2])
@@ -154,7 +164,7 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
         function = tags.get("VOILUTFunction") or "LINEAR"
         if function == "SIGMOID":
             values, center, width = np.tanh(2 * (values - center) / width), 0.0, 2.0
-        elif function == "LINEAR" and width > 1:
+        elif function == "LINEAR" and width >= 1:  # a width of 1 is a step
             center, width = center - 0.5, width - 1
         low, high = center - width / 2, center + width / 2
     elif tags.get("VOILUTSequence"):
@@ -165,7 +175,7 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
         low, high = sorted((least * slope + shift, (least + 2**bits - 1) * slope + shift))
     else:
         low, high = float(values.min()), float(values.max())
-    return (values - low) / ((high - low) or 1.0)
+    return (values - low) / ((high - low) or 1e-9)
 
 
 def _number(tags: Dataset, name: str, otherwise: float = math.nan) -> float:
