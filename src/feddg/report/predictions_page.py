@@ -134,7 +134,7 @@ def _thumbnails(
         {
             "file": file,
             "name": os.path.basename(file),
-            "source": picture_of(file, SIDE, about.reading, about.bits),
+            "source": picture_of(file, SIDE, about.reading, about.known_depths),
             "label": label,
             "number": number.format(share),
             "unlike_training": bool(unlike),
