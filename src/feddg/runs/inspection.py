@@ -94,13 +94,12 @@ def inspect_data(
         **fields: fields of the experiment.
     """
     experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
-    survey = inspect_experiment(experiment, progress)
-    if croissant is not None:
+    if croissant is not None:  # first: what cannot be written is known before all is decoded
         from feddg.data.croissant import write_croissant
 
         definition = DATA_SETS.find(experiment.data.source)
         write_croissant(load_images_of(experiment.data), definition, croissant)
-    return survey
+    return inspect_experiment(experiment, progress)
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, object]:
