@@ -251,7 +251,7 @@ def table_diagnostics(data: DataSettings, loaded: Loaded) -> list[Diagnostic]:
     return [
         *about_ignored(loaded.ignored),
         *about_survey(loaded.surveyed, Reading.of(data)),
-        *about_labels(loaded.table),
+        *about_labels(loaded.table, DATA_SETS.find(data.source).classes),
     ]
 
 
