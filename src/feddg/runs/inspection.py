@@ -13,7 +13,7 @@ from feddg.data.data_set import DATA_SETS, load_images_of
 from feddg.data.inspection import SAMPLE, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
 from feddg.data.splits import ROLES
-from feddg.diagnostics import Diagnostic, Progress, silent
+from feddg.diagnostics import Diagnostic, Progress, logged_once, silent
 from feddg.experiment import Experiment, expand
 from feddg.records import ClientsTable
 from feddg.runs.prepare import (
@@ -82,6 +82,7 @@ def _marks(counts: numpy.ndarray) -> str:
     return "".join(SHADES[step] for step in steps.tolist())
 
 
+@logged_once()  # it lists the images again
 def inspect_data(
     croissant: Path | None = None, *, progress: Progress = silent, **fields: Any
 ) -> dict[str, Any]:
@@ -144,8 +145,7 @@ def print_inspection(found: dict[str, Any]) -> None:
     """Prints the findings of :func:`inspect_experiment`."""
     console = Console()
     many = len(found["domains"]) > SHOWN_DOMAINS
-    table = _domains_table(found) if many else _classes_table(found)
-    console.print(table)
+    console.print(_domains_table(found) if many else _classes_table(found))
     if found["stored"]:
         _print_stored(console, found["stored"])
     _print_bad(console, found["bad_images"])
