@@ -232,7 +232,7 @@ def rename(table: ImageTable, definition: DataSet) -> ImageTable:
     if strange:
         raise DataError(
             f"{table.root} has unexpected class folders: {', '.join(strange)}. Expected "
-            f"{', '.join(classes)}. For other images, use the source 'folder'."
+            f"{', '.join(classes)}. Take the others out; for other images, use the source 'folder'."
         )
     return replace(
         table,
