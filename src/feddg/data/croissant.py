@@ -88,6 +88,5 @@ def _columns(table: ImageTable) -> dict[str, list[str]]:
         "domain": [table.domain_names[domain] for domain in table.domains.tolist()],
     }
     own = {"client": table.clients, "group": table.groups, "split": table.split}
-    more = {**table.subgroups, **own}
-    texts = {name: column.tolist() for name, column in more.items() if column is not None}
-    return columns | texts | columns  # a subgroup may be called as one of ours
+    more = {**table.subgroups, **own}.items()  # a subgroup may be called as one of ours
+    return columns | {n: texts.tolist() for n, texts in more if texts is not None} | columns

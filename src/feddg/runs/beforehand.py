@@ -10,7 +10,7 @@ from pathlib import Path
 from feddg.data.data_set import SCRATCH
 from feddg.data.sets import features
 from feddg.data.splits import ROLES
-from feddg.diagnostics import Diagnostic, emit, warn
+from feddg.diagnostics import Diagnostic, emit, logged_once, warn
 from feddg.errors import WeightsError
 from feddg.experiment import (
     Experiment,
@@ -96,6 +96,7 @@ class Forecast:
     diagnostics: Sequence[Diagnostic] = ()
 
 
+@logged_once()
 def forecast(experiment: Experiment, cache: Path | None = None) -> Forecast:
     """Partitions the experiment's images over clients; nothing is decoded or trained.
 
