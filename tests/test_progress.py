@@ -153,7 +153,7 @@ def test_bars_are_drawn_again_for_the_table_after_its_trials(tmp_path):
     assert "trial" not in console.file.getvalue().split("between")[1]
 
 
-def test_progress_is_shown_in_notebooks_only(monkeypatch):
+def test_progress_is_shown_in_notebooks_only(monkeypatch, capsys, tmp_path):
     assert notebook_observer() is None
     assert notebook_watcher() is None
     shell = type("ZMQInteractiveShell", (), {})()
@@ -161,4 +161,9 @@ def test_progress_is_shown_in_notebooks_only(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setattr("feddg.progress.find_spec", lambda name: None)
     assert isinstance(notebook_observer(), OneRun)
-    assert isinstance(notebook_watcher(), Display)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as ipykernel does
+    bars = notebook_watcher()
+    assert isinstance(bars, Display)
+    bars.news(tmp_path, {"what": ROUNDS, "done": 3.0, "of": 10, "scores": "ink 50.0%"})
+    bars.end()
+    assert capsys.readouterr().out.strip().endswith("rounds: 3 of 10; ink 50.0%"), "without bars"

@@ -231,9 +231,10 @@ def notebook_watcher() -> Display | None:
 
 
 def _console() -> Console:
-    """Returns standard error, or a notebook's cell; Rich draws its bars there with ipywidgets."""
+    """Returns standard error, or a notebook's cell, where bars need ipywidgets."""
     if in_notebook():
-        return Console(force_jupyter=find_spec("ipywidgets") is not None)
+        # Jupyter says FORCE_COLOR, but a cell keeps whatever would move a terminal's cursor.
+        return Console(force_jupyter=find_spec("ipywidgets") is not None, force_terminal=False)
     return Console(stderr=True)
 
 

@@ -224,7 +224,7 @@ def read_text(path: Path, fault: type[FeddgError] = RunError, *, errors: str = "
         with open_file(path) as file:
             return file.read().decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
-        raise fault(f"{path} is not UTF-8 text (byte {error.start + 1}).") from None
+        raise fault(f"{path} is not UTF-8 text (byte {error.start + 1}); save it so.") from None
     except (OSError, ValueError) as error:
         raise fault(f"Cannot read {path}: {why(error)}.") from None
 

@@ -133,6 +133,8 @@ def test_what_has_to_be_asked_for_prints_the_steps(feddg) -> None:
     assert "C. Fang" in out
     assert "1. Take VLCS" in out
     assert "2. Unpack" in out
+    assert out.endswith("It has to be fetched by hand.\n")
+    assert "By hand: 1. Take PACS" in feddg("data", "get", "pacs")[1], "or from a mirror"
     assert not Path("here").exists()
 
 

@@ -32,6 +32,8 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, mis
     [
         (b'path,label,domain\n"a', "cannot be read as CSV"),
         (b"path,path,label,domain\na,b,c,d\n", "two columns called 'path'"),
+        (b"sep=;\npath;label;domain\na;b;c\n", "row 2 of t.csv .* first row, 'sep=;', names 2 col"),
+        ("path,label,domain".encode("utf-16"), "not UTF-8 text .* save it so"),
     ],
 )
 def test_files_that_are_no_tables(tmp_path: Path, content: bytes, words: str) -> None:

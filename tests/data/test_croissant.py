@@ -11,7 +11,7 @@ import published_trees as trees
 from feddg.data.croissant import write_croissant
 from feddg.data.data_set import DATA_SETS, load_source
 from feddg.errors import DataError
-from published_trees import hospital, write_table
+from published_trees import NAMES, hospital, write_table
 
 
 def written(tmp_path: Path, source: str, make) -> tuple[Path, Path]:
@@ -49,12 +49,31 @@ def test_mlcommons_library_reads_it(tmp_path: Path, mlcroissant, source: str, ma
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_mlcommons_library_reads_that_of_the_emoji(tmp_path: Path, mlcroissant) -> None:
-    file, _ = write_croissant(load_source("emoji"), DATA_SETS["emoji"], tmp_path / "emoji.json")
+def test_mlcommons_library_reads_all_columns_of_the_users_own_table(
+    tmp_path: Path, mlcroissant
+) -> None:
+    rows = [[*row, f"p{number}", "60+"] for number, row in enumerate(hospital(tmp_path))]
+    own = write_table(tmp_path / "patients.csv", rows, (*NAMES, "group", "age band"))
+    names = ("age band", "label")
+    table = load_source("table", own, subgroups=names)
+    file, listing = write_croissant(table, DATA_SETS["table"], tmp_path / "c.json")
     found = mlcroissant.Dataset(jsonld=file)
     assert not found.metadata.ctx.issues.errors
-    assert "CC BY 4.0" in str(found.metadata.license)
-    assert sum(1 for _ in found.records("images")) == 4 * 1089
+    (first, *_), again = found.records("images"), load_source("table", listing, subgroups=names)
+    columns = listing.read_text("utf-8").splitlines()[0].split(",")
+    assert {"group", "age band"} <= {*columns}
+    assert {f"images/{name.replace(' ', '+')}" for name in columns} == {*first}
+    assert first["images/age+band"] == b"60+"
+    assert again.groups.tolist() == table.groups.tolist()
+    assert {name: texts.tolist() for name, texts in again.subgroups.items()} == {
+        name: texts.tolist() for name, texts in table.subgroups.items()
+    }
+
+
+def test_images_that_are_no_files_have_no_table(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="files of images; 'emoji' has none"):
+        write_croissant(load_source("emoji"), DATA_SETS["emoji"], tmp_path / "emoji.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_term_is_declared(tmp_path: Path) -> None:
@@ -82,7 +101,9 @@ def test_every_term_is_declared(tmp_path: Path) -> None:
 
 def test_the_table_beside_it_is_one_of_ours(tmp_path: Path) -> None:
     file, listing = written(tmp_path, "camelyon17", trees.camelyon17)
-    found = json.loads(file.read_text())["distribution"][0]
+    metadata = json.loads(file.read_text())
+    assert metadata["license"] == "CC0 1.0 (public domain)"
+    found = metadata["distribution"][0]
     assert found["contentUrl"] == listing.name
     assert found["sha256"] == hashlib.sha256(listing.read_bytes()).hexdigest()
     assert {path.stat().st_mode & 0o777 for path in (file, listing)} == {0o600}

@@ -278,6 +278,18 @@ def test_a_split_file_says_which_images_measure(root, tmp_path, caplog):
         assert (len(found.id_test), len(found.test)) == ((119, 0) if leak else (0, 120))
 
 
+def test_a_split_file_may_list_what_is_left_out(root, tmp_path):
+    (root / "a/x/broken.png").write_text("no image")
+    files = [file.relative_to(root).as_posix() for file in sorted(root.rglob("*.png"))]
+    split, roles = tmp_path / "split.csv", {"a": "train", "b": "val", "c": "test"}
+    split.write_text("\n".join(["split,path", *(f"{roles[path[0]]},{path}" for path in files)]))
+    data = {"source": "folder", "root": root, "image_size": 8, "split_file": split}
+    data |= {"leave_out": "b", "duplicates": "ignore"}
+    chosen = Experiment(data=data, clients=2, model={"backbone": "cnn", "weights": None})
+    found = load_images(chosen, tmp_path / "cache", lambda *_: None).splits
+    assert (len(found.train), len(found.val), len(found.test)) == (120, 0, 120)
+
+
 def test_a_folder_of_which_nothing_is_held_out_trains_on_all_and_says_so(root, tmp_path, caplog):
     found = load(root, tmp_path, hold_out=())
     assert not len(found.splits.test)

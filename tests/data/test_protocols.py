@@ -1,5 +1,6 @@
 """Split files, and which domains benchmarks hold out."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,21 +111,41 @@ def test_csv_may_spell_folders_differently(tmp_path: Path) -> None:
     assert (splits.train.tolist(), splits.test.tolist()) == ([0], [1])
 
 
+def test_csv_is_written_as_a_table_of_images_may_be(tmp_path: Path) -> None:
+    table = table_of(PACS_LIKE)
+    rows = [f"{role},{path}" for role, path in zip(["train"] * len(table), table.paths)]
+    rows[:4] = [
+        f"Training,./{table.paths[0]}",
+        "VALID,{}".format(table.paths[1].replace("/", "\\")),
+        f"testing,/images/x/../{table.paths[2]}",
+        f"ID_TEST,.\\{table.paths[3]}",
+    ]
+    (tmp_path / "split.csv").write_text("\n".join(["split,path", *rows]))
+    splits = from_csv(replace(table, root=Path("/images"), images=None), tmp_path / "split.csv")
+    assert (splits.id_val.tolist(), splits.id_test.tolist()) == ([1], [2, 3])
+    assert len(splits.train) == len(table) - 3
+
+
 def test_csv_that_does_not_fit_is_refused(
     subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     for lines, message in [
         ("0,train,0,a,b,0,Art Painting/Alarm_Clock/1.jpg\n", r"does not list 1 images.*2\.jpg"),
         ("0,train,0,a,b,0,x\n1,train,0,a,b,0,x\n", "lists x twice"),
-        ("0,train,0,a,b,0,a/B/x.jpg\n1,test,0,a,b,0,A/b/x.jpg\n", "lists a/b/x.jpg twice"),
+        ("0,train,0,a,b,0,a/B/x.jpg\n1,test,0,a,b,0,A/b/x.jpg\n", "lists A/b/x.jpg twice"),
         (
             "".join(f"{i},train,0,a,b,0,a/b/{i}.jpg\n" for i in range(5)),
             r"lists 5 images that are not in the data: a/b/0\.jpg, a/b/1\.jpg, a/b/2\.jpg and 2 m",
         ),
         (
             "0,train,0,a,b,0,Art Painting/Alarm_Clock/1.jpg\n"
+            "1,train,0,a,b,0,./Real_World/x\\2.jpg\n",
+            r"data: \./Real_World/x\\2\.jpg\. .* for example Art Painting/Alarm_Clock/1\.jpg\.",
+        ),
+        (
+            "0,train,0,a,b,0,Art Painting/Alarm_Clock/1.jpg\n"
             "1,oops,0,a,b,0,Real World/Alarm_Clock/2.jpg\n",
-            "Unknown split 'oops'",
+            r"row 3 of split\.csv has 'oops' as split; expected train, val or test",
         ),
         (
             "0,val,0,a,b,0,Art Painting/Alarm_Clock/1.jpg\n"

@@ -5,10 +5,16 @@ import io
 import numpy
 from rich.console import Console
 
+import published_trees
 from feddg.diagnostics import silent
 from feddg.experiment import Experiment
 from feddg.records import ClientRow, ClientsTable
-from feddg.runs.inspection import MOST_MARKS, client_data_table, inspect_experiment
+from feddg.runs.inspection import (
+    MOST_MARKS,
+    client_data_table,
+    inspect_data,
+    inspect_experiment,
+)
 
 
 def shown(clients: ClientsTable) -> str:
@@ -50,3 +56,11 @@ def test_groups_on_both_sides_are_named_before_a_run(tmp_path):
     data = {"source": "features", "root": tmp_path / "t.csv"}
     found = inspect_experiment(Experiment(data=data, hold_out="c", clients=2), silent)
     assert "groups-on-both-sides" in {one["code"] for one in found["diagnostics"]}
+
+
+def test_a_loader_that_warns_is_heard_once(tmp_path, caplog):
+    data = {"source": "vlcs", "root": published_trees.vlcs_folders(tmp_path), "image_size": 8}
+    inspect_data(tmp_path / "c.json", data=data, hold_out="SUN09", clients=2)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("VLCS has" in text for text in said)
+    assert len(said) == len({*said})

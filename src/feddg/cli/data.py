@@ -50,9 +50,7 @@ def get_data(
     publication = definition.publication
     assert publication is not None
     if not (publication.files or publication.mirror):
-        typer.echo("It has to be fetched by hand:")
-        for number, step in enumerate(publication.steps, start=1):
-            typer.echo(f"  {number}. {step}")
+        typer.echo("It has to be fetched by hand.")
         raise typer.Exit(1)
     if root is None or not accept_licence:
         typer.echo(

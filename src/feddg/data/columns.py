@@ -139,8 +139,8 @@ def _csv(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]
     for number, row in enumerate(rows, start=1):
         if row and len(row) != len(names):
             raise DataError(
-                f"row {number} of {file.name} has {len(row)} cells; the first row names "
-                f"{len(names)} columns."
+                f"row {number} of {file.name} has {len(row)} cells; the first row, "
+                f"{first.strip()[:80]!r}, names {len(names)} columns."
             )
     columns = {}
     for name in wanted & set(names):

@@ -9,6 +9,7 @@ import hashlib
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable
@@ -17,7 +18,7 @@ from feddg.records import as_csv
 from feddg.storage import file_faults, replace_bytes
 
 FRAME = Path(__file__).with_name("croissant.jsonld")
-"""The metadata of every data set: its terms, and all columns that the table may have."""
+"""The metadata of every data set: its terms, and what the columns of the table mean."""
 
 
 def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple[Path, Path]:
@@ -32,11 +33,13 @@ def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple
         The paths of both files.
 
     Raises:
-        DataError: the name does not end in ``.json``, the table would replace the user's own, or a
-            file cannot be written.
+        DataError: the name does not end in ``.json``, the images are no files, the table would
+            replace the user's own, or a file cannot be written.
     """
     if file.suffix.lower() != ".json":
         raise DataError(f"{file}: Croissant is JSON; give a name that ends in .json.")
+    if table.root is None:
+        raise DataError(f"Croissant lists files of images; {definition.name!r} has none.")
     listing = file.with_suffix(".csv")
     if listing.name == table.listed_in and listing.exists():
         raise DataError(f"{listing} would be overwritten; give another name than {file.name}.")
@@ -45,7 +48,17 @@ def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple
     metadata = _metadata(table, definition)
     (of_table,), (images,) = metadata["distribution"], metadata["recordSet"]
     of_table |= {"contentUrl": listing.name, "sha256": hashlib.sha256(content).hexdigest()}
-    images["field"] = [field for field in images["field"] if field["name"] in columns]
+    images["field"] = [
+        {
+            "@type": "cr:Field",
+            "@id": f"images/{quote_plus(name)}",  # MLCommons' library takes no blanks
+            "name": name,
+            "description": images["field"].get(name, "what results tell apart, such as a scanner"),
+            "dataType": "sc:Text",
+            "source": {"fileObject": {"@id": "images-table"}, "extract": {"column": name}},
+        }
+        for name in columns
+    ]
     with file_faults(DataError, f"Cannot write {file} and {listing.name}"):
         replace_bytes(listing, content)
         replace_bytes(file, (json.dumps(metadata, indent=1, ensure_ascii=False) + "\n").encode())
@@ -53,7 +66,7 @@ def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple
 
 
 def _metadata(table: ImageTable, definition: DataSet) -> dict[str, Any]:
-    """Returns the metadata of a data set, as if the table of its images had all columns."""
+    """Returns the metadata of a data set, with meanings for the columns of the table."""
     about = definition.publication
     metadata: dict[str, Any] = {
         **json.loads(FRAME.read_text(encoding="utf-8")),
@@ -74,5 +87,6 @@ def _columns(table: ImageTable) -> dict[str, list[str]]:
         "label": [table.class_names[label] for label in table.labels.tolist()],
         "domain": [table.domain_names[domain] for domain in table.domains.tolist()],
     }
-    more = {"client": table.clients, "group": table.groups, "split": table.split}
-    return columns | {name: texts.tolist() for name, texts in more.items() if texts is not None}
+    own = {"client": table.clients, "group": table.groups, "split": table.split}
+    more = {**table.subgroups, **own}.items()  # a subgroup may be called as one of ours
+    return columns | {n: texts.tolist() for n, texts in more if texts is not None} | columns

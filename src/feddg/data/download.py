@@ -322,7 +322,7 @@ class Received(JsonFile):
 
 
 def about(definition: DataSet) -> list[str]:
-    """Returns the lines to read before a data set is downloaded: size, licence, citation.
+    """Returns the lines to read before a data set is fetched: citation, licence, size, steps.
 
     Raises:
         DataError: it is not published, or built in.
@@ -347,6 +347,7 @@ def about(definition: DataSet) -> list[str]:
         lines.append(host_down(definition))
     if publication.mirror:
         lines.append(f"Mirror: https://huggingface.co/datasets/{publication.mirror.name}")
+    lines += [f"By hand: {number}. {step}" for number, step in enumerate(publication.steps, 1)]
     return lines
 
 

@@ -6,7 +6,7 @@ If a result would be meaningless, the run stops here with one line.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -89,14 +89,19 @@ _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
 
-def about_labels(table: ImageTable) -> Iterator[Diagnostic]:
-    """Finds names that differ in spelling only, and domains and classes without usable images."""
+def about_labels(table: ImageTable, published: Collection[str] = ()) -> Iterator[Diagnostic]:
+    """Finds names that differ in spelling only, and domains and classes without usable images.
+
+    Args:
+        table: usable images.
+        published: names that are as the authors gave them: FEMNIST tells ``S`` from ``s``.
+    """
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
-        for group in similar(names):
+        for group in similar([name for name in names if name not in published]):
             yield warning(
                 "similar-names",
                 f"The {what} {_quoted(group)} differ in spelling only.",
-                "If they are one, rename their folders.",
+                "If they are one, give them one name.",
             )
     missing = [name for name in table.class_names if name.casefold() in _MISSING]
     if missing:

@@ -1,6 +1,5 @@
 """What benchmarks fix: published split files, and which domains are held out in turn."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations, product
@@ -11,6 +10,7 @@ import numpy as np
 from feddg.data.columns import read_columns, read_lists
 from feddg.data.data_set import DATA_SETS, DataSet
 from feddg.data.images import ImageTable, plain_name, roles_of_domains
+from feddg.data.sets.table_of_images import roles_of_texts, tidy_path
 from feddg.data.splits import Splits, from_roles
 from feddg.diagnostics import emit, note, warn
 from feddg.errors import DataError, ExperimentError, first_names, nearest
@@ -24,40 +24,44 @@ PROTOCOLS = {
 }
 
 
-def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = ()) -> Splits:
+def from_csv(table: ImageTable, csv_path: Path, skipped: Iterable[str] = ()) -> Splits:
     """Reads a benchmark's split file and matches its rows to the table's by path.
 
     Args:
         table: all usable images.
-        csv_path: a file with at least the columns ``split`` and ``path``.
+        csv_path: a file with at least the columns ``split`` and ``path``, which may be written as
+            in a table of images.
         skipped: paths of unusable images, which may be missing in the table.
 
     Raises:
         DataError: the file cannot be read, lacks a column, has an unknown split, or its rows and
             the table's do not match one to one.
     """
-    csv_path = Path(os.path.expanduser(csv_path))
     columns = read_columns(
         csv_path, ("split", "path"), remedy="A split file says both of each image."
     )
+    texts, known, root = columns["path"], {*table.paths, *skipped}, table.root or Path()
+    listed = [text if text in known else tidy_path(text, root) for text in texts]
     # Copies spell folders differently (Real World, real_world): then plain names are compared.
-    spelt = str if {*columns["path"]}.issuperset(table.paths) else _plain_path
+    spelt = str if {*listed}.issuperset(table.paths) else _plain_path
+    paths, listed = [*map(spelt, table.paths)], [*map(spelt, listed)]
     role_of: dict[str, str] = {}
-    for path, role in zip(map(spelt, columns["path"]), columns["split"]):
+    for path, role, text in zip(listed, roles_of_texts(columns["split"], columns.row), texts):
         if path in role_of:
-            raise DataError(f"Split file {csv_path} lists {path} twice.")
+            raise DataError(f"Split file {csv_path} lists {text} twice.")
         role_of[path] = role
-    paths, left_out = list(map(spelt, table.paths)), set(map(spelt, skipped))
     if len({*paths}) < len(paths):
         raise DataError(f"Split file {csv_path}: some paths differ only in spelling.")
+    text_of = dict(zip((*listed, *paths), (*texts, *table.paths)))
     for wrong, what in (
-        (role_of.keys() - paths - left_out, "lists {} images that are not in the data"),
+        (role_of.keys() - {*map(spelt, known)}, "lists {} images that are not in the data"),
         ({*paths} - role_of.keys(), "does not list {} images of the data"),
     ):
         if wrong:
+            names = first_names([text_of[path] for path in sorted(wrong)], 3)
             raise DataError(
-                f"Split file {csv_path} {what.format(len(wrong))}: "
-                f"{first_names(sorted(wrong), 3)}. Paths must read domain/class/file."
+                f"Split file {csv_path} {what.format(len(wrong))}: {names}. Paths must read as in "
+                f"the data, for example {table.paths[0]}."
             )
     # An image of a training domain tests no unseen domain, whatever the file calls it.
     given, domains = [role_of[path] for path in paths], table.domains.tolist()

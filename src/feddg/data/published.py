@@ -136,8 +136,8 @@ def compare_counts(definition: DataSet, table: ImageTable) -> None:
         definition: with ``counts``, ``split_counts`` and classes.
         table: its images.
     """
-    counts, published = table.counts().sum(axis=1).tolist(), definition.counts
-    found = zip(table.domain_names, counts)
+    found = zip(table.domain_names, table.counts().sum(axis=1).tolist())
+    published, here = definition.counts, table.root or "this copy"
     differences = [(name, published[name], count) for name, count in found if name in published]
     if table.split is not None:
         split = table.split.tolist()
@@ -146,14 +146,14 @@ def compare_counts(definition: DataSet, table: ImageTable) -> None:
             for role, count in definition.split_counts.items()
         ]
     texts = [
-        f"{definition.title} has {count} images in {where}; {table.root} holds {images} "
+        f"{definition.title} has {count} images in {where}; {here} holds {images} "
         f"({images - count:+d})."
         for where, count, images in differences
         if images != count
     ]
     classes, expected = len(table.class_names), definition.class_count or len(definition.classes)
     if expected and classes != expected:
-        texts.append(f"{definition.title} has {expected} classes; {table.root} holds {classes}.")
+        texts.append(f"{definition.title} has {expected} classes; {here} holds {classes}.")
     for text in texts:
         warn("other-count", text)
 
@@ -166,12 +166,10 @@ def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> 
     itself. An image in parts of two roles goes to
     validation rather than training, and to test rather than validation.
     """
-    rows: list[tuple[str, str, str, str]] = []
-    for domain in domains:
-        rows += _domain_rows(folder, domain, definition.parts)
+    parts = definition.parts
+    rows = [row for domain in domains for row in _domain_rows(folder, domain, parts)]
     if not rows:
-        parts = ", ".join(definition.parts)
-        raise DataError(f"{folder} holds no images in {parts} below its domains.")
+        raise DataError(f"{folder} holds no images in {', '.join(parts)} below its domains.")
     paths, labels, names, roles = zip(*rows)
     split = roles if any(role != "train" for role in roles) else None
     return listed_images(
@@ -234,7 +232,7 @@ def rename(table: ImageTable, definition: DataSet) -> ImageTable:
     if strange:
         raise DataError(
             f"{table.root} has unexpected class folders: {', '.join(strange)}. Expected "
-            f"{', '.join(classes)}. For other images, use the source 'folder'."
+            f"{', '.join(classes)}. Take the others out; for other images, use the source 'folder'."
         )
     return replace(
         table,

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from feddg.data.data_set import SCRATCH
-from feddg.data.inspection import about_labels
 from feddg.data.sets import features
 from feddg.data.splits import ROLES
-from feddg.diagnostics import Diagnostic, emit, warn
+from feddg.diagnostics import Diagnostic, emit, logged_once, warn
 from feddg.errors import WeightsError
 from feddg.experiment import (
     Experiment,
@@ -27,7 +26,7 @@ from feddg.models.backbones import require_weights
 from feddg.privacy.building import build_defences
 from feddg.records import ClientsTable
 from feddg.runs.execute import is_complete
-from feddg.runs.prepare import deal, load_undecoded, split_diagnostics
+from feddg.runs.prepare import deal, load_undecoded, split_diagnostics, table_diagnostics
 from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.settings import IMAGENET, ModelSettings, merge
 from feddg.storage import cache_folder
@@ -97,6 +96,7 @@ class Forecast:
     diagnostics: Sequence[Diagnostic] = ()
 
 
+@logged_once()
 def forecast(experiment: Experiment, cache: Path | None = None) -> Forecast:
     """Partitions the experiment's images over clients; nothing is decoded or trained.
 
@@ -112,7 +112,8 @@ def forecast(experiment: Experiment, cache: Path | None = None) -> Forecast:
     loaded = load_undecoded(experiment, cache_folder(cache))
     table, size = loaded.table, experiment.data.image_size
     images = deal(experiment, loaded)
-    diagnostics = [*about_labels(table), *split_diagnostics(experiment, loaded, images)]
+    diagnostics = table_diagnostics(experiment.data, loaded)
+    diagnostics += split_diagnostics(experiment, loaded, images)
     emit(*(diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()

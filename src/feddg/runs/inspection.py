@@ -13,7 +13,7 @@ from feddg.data.data_set import DATA_SETS, load_images_of
 from feddg.data.inspection import SAMPLE, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
 from feddg.data.splits import ROLES
-from feddg.diagnostics import Diagnostic, Progress, silent
+from feddg.diagnostics import Diagnostic, Progress, logged_once, silent
 from feddg.experiment import Experiment, expand
 from feddg.records import ClientsTable
 from feddg.runs.prepare import (
@@ -82,6 +82,7 @@ def _marks(counts: numpy.ndarray) -> str:
     return "".join(SHADES[step] for step in steps.tolist())
 
 
+@logged_once()  # it lists the images again
 def inspect_data(
     croissant: Path | None = None, *, progress: Progress = silent, **fields: Any
 ) -> dict[str, Any]:
@@ -94,13 +95,12 @@ def inspect_data(
         **fields: fields of the experiment.
     """
     experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
-    survey = inspect_experiment(experiment, progress)
-    if croissant is not None:
+    if croissant is not None:  # first: what cannot be written is known before all is decoded
         from feddg.data.croissant import write_croissant
 
         definition = DATA_SETS.find(experiment.data.source)
         write_croissant(load_images_of(experiment.data), definition, croissant)
-    return survey
+    return inspect_experiment(experiment, progress)
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, object]:
@@ -145,8 +145,7 @@ def print_inspection(found: dict[str, Any]) -> None:
     """Prints the findings of :func:`inspect_experiment`."""
     console = Console()
     many = len(found["domains"]) > SHOWN_DOMAINS
-    table = _domains_table(found) if many else _classes_table(found)
-    console.print(table)
+    console.print(_domains_table(found) if many else _classes_table(found))
     if found["stored"]:
         _print_stored(console, found["stored"])
     _print_bad(console, found["bad_images"])

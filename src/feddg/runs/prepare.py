@@ -72,7 +72,7 @@ from feddg.data.splits import (
     hold_out,
     in_domain_roles,
 )
-from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warn, warning
+from feddg.diagnostics import Diagnostic, Progress, emit, logged_once, note, silent, warn, warning
 from feddg.errors import ExperimentError, FeddgError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.decision import Decision
@@ -251,7 +251,7 @@ def table_diagnostics(data: DataSettings, loaded: Loaded) -> list[Diagnostic]:
     return [
         *about_ignored(loaded.ignored),
         *about_survey(loaded.surveyed, Reading.of(data)),
-        *about_labels(loaded.table),
+        *about_labels(loaded.table, DATA_SETS.find(data.source).classes),
     ]
 
 
@@ -433,6 +433,7 @@ def images_of(federation: Federation) -> Images:
     return federation.clients
 
 
+@logged_once()  # a split may list the images again
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
     """Loads, splits and partitions the experiment's images.
 
@@ -524,7 +525,11 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
     held_out = [*unseen.test, *unseen.val]
     if data.split_file is not None:
         _unused_shares(data, "the split file")
-        splits = from_csv(table, data.split_file, [image.path for image in loaded.bad])
+        skipped = [image.path for image in loaded.bad]
+        if data.leave_out:  # a benchmark's file lists them, too
+            everything = data.model_copy(update={"leave_out": (), "group_by": None})
+            skipped += load_images_of(everything).paths
+        splits = from_csv(table, data.split_file, skipped)
         if not len(splits.test) and not len(splits.val):
             warn("nothing-held-out", _NOT_NEW, "To know that, leave a domain without train rows.")
         return splits

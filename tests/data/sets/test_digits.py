@@ -14,6 +14,7 @@ import published_trees as trees
 from feddg.data.data_set import load_source
 from feddg.data.images import ImageTable
 from feddg.data.sets.digits import draw_digits
+from feddg.diagnostics import collected
 from feddg.errors import DataError
 
 INK, CHALK, PHOTO, SKETCH = range(4)
@@ -125,7 +126,9 @@ def test_a_small_network_finds_an_unseen_domain_harder_but_not_hopeless(
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_rotated_mnist_turns_each_digit_by_one_angle(tmp_path: Path, packed: bool) -> None:
-    table = load_source("rotated_mnist", trees.mnist(tmp_path, packed))
+    with collected() as said:
+        table = load_source("rotated_mnist", trees.mnist(tmp_path, packed))
+    assert "Rotated MNIST has 11667 images in angle_0; this copy holds 40" in said[0].text
     assert table.counts().sum(axis=1).tolist() == [40] * 6
     assert table.counts().sum(axis=0).tolist() == [24] * 10
     digits = np.random.default_rng(4).integers(0, 256, (120, 28, 28), dtype=np.uint8)

@@ -7,6 +7,7 @@ import pytest
 
 import published_trees as trees
 from feddg.data.data_set import load_source
+from feddg.diagnostics import collected
 from feddg.errors import DataError
 from published_trees import by_split, rows
 
@@ -60,6 +61,16 @@ def test_domain_net_leaves_listed_duplicates_out(
         table = load_source("domain_net", root, **options)
     assert set(whole.paths) - set(table.paths) == set(out)
     assert "2 images left out" in caplog.text
+
+
+def test_mini_domain_net_says_what_the_list_of_copies_takes(tmp_path: Path) -> None:
+    trees.mini_domain_net(tmp_path)
+    path = load_source("mini_domain_net", tmp_path).paths[0]
+    (tmp_path / "domain_net_duplicates.txt").write_text(f"{path}\n")
+    with collected() as said:
+        load_source("mini_domain_net", tmp_path)
+    (text,) = [one.text for one in said if one.code == "images-left-out"]
+    assert text.startswith("Mini-DomainNet: 1 image left out, of 1 that")
 
 
 def test_domain_net_with_a_list_of_other_paths_says_so(

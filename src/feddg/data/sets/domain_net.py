@@ -14,6 +14,7 @@ from feddg.diagnostics import warn
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
 from feddg.storage import read_text
+from feddg.text import counted
 
 MINI_LISTS = "splits_mini"
 """Folder of Mini-DomainNet's lists, below the folder of the domains."""
@@ -50,7 +51,7 @@ def list_domain_net(root: Path | None, options: DomainNetOptions) -> ImageTable:
         table = rename(from_folder(folder), DOMAIN_NET)
     file = options.duplicates or _duplicates_beside(folder)
     if file is not None:
-        table = _without(table, file)
+        table = _without(DOMAIN_NET, table, file)
     if file is None and len(table) > sum(DOMAIN_NET.counts.values()):
         warn(
             "known-copies",
@@ -78,7 +79,7 @@ def list_mini_domain_net(root: Path | None) -> ImageTable:
             "says where they are."
         )
     file = _duplicates_beside(folder)
-    table = table if file is None else _without(table, file)
+    table = table if file is None else _without(MINI_DOMAIN_NET, table, file)
     compare_counts(MINI_DOMAIN_NET, table)
     return table
 
@@ -114,15 +115,15 @@ def _duplicates_beside(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _without(table: ImageTable, file: Path) -> ImageTable:
+def _without(definition: DataSet, table: ImageTable, file: Path) -> ImageTable:
     """Returns the table without the images that a file lists."""
     lines = read_text(file, DataError).splitlines()
     listed = {line.strip().removeprefix("./") for line in lines} - {""}
     rows = np.flatnonzero([path not in listed for path in table.paths])
     warn(
         "images-left-out",
-        f"DomainNet: {len(table) - len(rows)} images left out, of {len(listed)} that {file} lists "
-        "as domain/class/image.",
+        f"{definition.title}: {counted(len(table) - len(rows), 'image')} left out, of "
+        f"{len(listed)} that {file} lists as domain/class/image.",
     )
     return table.take(rows)
 

@@ -115,20 +115,44 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     )
 
 
-def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
-    """Returns a path relative to the folder of the images, without ``.`` and ``..``."""
+def tidy_path(text: str, folder: Path) -> str:
+    """Returns a path, perhaps of Windows, relative to a folder, without ``.`` and ``..`` inside."""
     path = PurePosixPath(text)
     if "\\" in text and stamp(folder / path) is None:
         path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
     if path.is_absolute() and path.is_relative_to(folder):
         path = path.relative_to(folder)
-    path, drive = PurePosixPath(posixpath.normpath(path)), PureWindowsPath(text).drive
+    return posixpath.normpath(path)
+
+
+def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
+    path, drive = PurePosixPath(tidy_path(text, folder)), PureWindowsPath(text).drive
     if not (path.is_absolute() or drive or path.parts[:1] in ((), ("..",))):
         return str(path)
     raise DataError(
         f"{table.row(index)} has the path {text!r}, which is not inside {folder}; write it "
         "relative to that folder, or name the one of all images: --set data.options.images=FOLDER."
     )
+
+
+def roles_of_texts(texts: Sequence[str], row_at: Callable[[int], str]) -> list[str]:
+    """Returns the roles that the cells of a split's column stand for, see :data:`ROLES`.
+
+    Args:
+        texts: the cells.
+        row_at: returns what a row is called in messages.
+
+    Raises:
+        DataError: one is none; names its row.
+    """
+    roles = [ROLES.get(text.lower(), "") for text in texts]
+    if "" in roles:
+        place = roles.index("")
+        raise DataError(
+            f"{row_at(place)} has {texts[place]!r} as split; expected train, val or test (or "
+            "id_val, id_test)."
+        )
+    return roles
 
 
 def images_of_columns(
@@ -146,14 +170,8 @@ def images_of_columns(
     Raises:
         DataError: a split is none; names its row.
     """
-    texts, domains = columns.get("split", ()), [*map(composed, columns["domain"])]
-    roles = [ROLES.get(text.lower(), "") for text in texts]
-    if "" in roles:
-        place = roles.index("")
-        raise DataError(
-            f"{row_at(place)} has {texts[place]!r} as split; expected train, val or test (or "
-            "id_val, id_test)."
-        )
+    domains = [*map(composed, columns["domain"])]
+    roles = roles_of_texts(columns.get("split", ()), row_at)
     return listed_images(
         labels=columns["label"],
         domains=domains,
