@@ -957,6 +957,27 @@ def test_a_run_that_stands_in_every_column_is_counted_once():
     assert text.startswith("3 runs known from a results file alone")
 
 
+def test_runs_under_two_labels_are_named_and_never_compared_with_themselves():
+    values = {"a": (0.3, 0.4, 0.5), "b": (0.4, 0.52, 0.6), "c": (0.6, 0.7, 0.82)}
+    rows = [
+        row_of(value, label, held_out, experiment=f"{label * 7}{at}")
+        for label, own in values.items()
+        for at, (held_out, value) in enumerate(zip(("ink", "photo", "sketch"), own))
+    ]
+    before = Results.of_rows(rows)
+    assert not before.twins
+    again = [row.model_copy(update={"method": "C (ours)"}) for row in rows if row.method == "c"]
+    results = Results.of_rows([*rows, *again[:2]])
+    assert results.margins(FINAL) == before.margins(FINAL)
+    assert results.margins(FINAL, "a") == before.margins(FINAL, "a")
+    assert results.margins(FINAL, "C (ours)").keys() == {"a", "b"}
+    assert conclusion(results).text == conclusion(before).text
+    assert found_in(results, "same-runs") == [
+        "The same runs under two labels, compared once: c / C (ours)."
+    ]
+    assert "9 runs" in comparison_page(results).tags
+
+
 def test_several_versions_in_one_column_are_named():
     versions = {"fedavg": "0.1.0", "pardon": "0.0.7", "ridge": "0.1.0", "mixstyle": ""}
     rows = [row_of(0.5, method, version=version) for method, version in versions.items()]

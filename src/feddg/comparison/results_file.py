@@ -178,10 +178,11 @@ class ResultRow(BaseModel):
     def of_run(self) -> object:
         """What all rows of one run share: one without an axis's setting stands in every column.
 
-        Experiments on two folders of images have one id, which knows no folder.
+        Another plan may give it another label. Experiments on two folders of images have one id,
+        which knows no folder.
         """
         images = self.images_hash
-        own = (self.experiment, images, self.method, self.held_out, self.seed, self.budget)
+        own = (self.experiment, images, self.held_out, self.seed, self.budget)
         folder = self.run.folder if self.run else self.folder
         return folder or (own if self.experiment else self.key)
 
