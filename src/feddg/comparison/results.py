@@ -138,25 +138,25 @@ class Results:
                     f"{name}: {row.method}, {row.heading}, seed {row.seed} appears twice, as "
                     f"{there.experiment} and as {row.experiment}; keep one"
                 )
-        if plan is None and len({row.budget is None for row in rows}) > 1:
+        if plan is not None:
+            cells = expand_plan(plan)
+            places = [row for cell in cells for row in ResultRow.all_of(cell)]
+            placed = [by_place[row.place] for row in places if row.place in by_place]
+            return ComparisonFile.of(plan, cells, places).results(placed)
+        if len({row.budget is None for row in rows}) > 1:
             raise RunError(
                 f"{name}: some results are at budgets and others of whole runs, which tables would "
                 "leave out; give each plan a results file of its own"
             )
-        if plan is None:
-            domains: dict[object, str] = {}
-            for row in rows:
-                if (first := domains.setdefault(row.of_run, row.domain)) != row.domain:
-                    raise RunError(
-                        f"{name}: experiment {row.experiment} is there as {first} and as "
-                        f"{row.domain}, of two plans, and would count twice; give each plan a "
-                        "results file of its own"
-                    )
-            return cls(name, name, rows)
-        cells = expand_plan(plan)
-        places = [row for cell in cells for row in ResultRow.all_of(cell)]
-        placed = [by_place[row.place] for row in places if row.place in by_place]
-        return ComparisonFile.of(plan, cells, places).results(placed)
+        domains: dict[object, str] = {}
+        for row in rows:
+            if (first := domains.setdefault(row.of_run, row.domain)) != row.domain:
+                raise RunError(
+                    f"{name}: experiment {row.experiment} is there as {first} and as "
+                    f"{row.domain}, of two plans, and would count twice; give each plan a results "
+                    "file of its own"
+                )
+        return cls(name, name, rows)
 
     @cached_property
     def default_rule(self) -> SelectionRule:

@@ -84,8 +84,9 @@ def picked(
     Raises:
         RunError: no value of a method could be measured, or a file cannot be written.
     """
-    assert plan.tune is not None
-    rule = SELECTION_RULES.find(plan.tune.rule)
+    tune = plan.tune
+    assert tune is not None
+    rule = SELECTION_RULES.find(tune.rule)
     pairs = [(_tried(cells, trials, rule), cells[0]) for cells in combinations(trials.cells)]
     groups = grouped(((row.method, row.held_out), (row, cell)) for row, cell in pairs)
     best = [_best(tried) for tried in groups.values()]
@@ -94,10 +95,7 @@ def picked(
         for tried in groups.values()
         for row, cell in tried
     ]
-    settings = plan.tune
-    file = TuningFile(
-        rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
-    )
+    file = TuningFile(rule=tune.rule, rounds=tune.rounds, seeds=tune.seeds, tried=tuple(rows))
     own, beside = trials.folder.parent / TUNING, [f.with_suffix(f".{TUNING}") for f in results[:1]]
     for path in [own, *beside] if write else ():
         with changing(path):
@@ -125,11 +123,7 @@ def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> Tr
         trials=len(cells),
         constant=sum(constant) if len(constant) == len(cells) else None,
         picked=False,
-        epsilons={
-            f"privacy.{name}": epsilon
-            for name in ("epsilon", "record_epsilon", "style_epsilon")
-            if (epsilon := getattr(privacy, name)) is not None
-        },
+        epsilons={f"privacy.{n}": value for n, value in privacy if n.endswith("epsilon") and value},
     )
 
 

@@ -1,6 +1,5 @@
 """The choices of tuning: every combination that was tried for a method, and which was picked."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -9,6 +8,7 @@ from pydantic import Field
 from feddg.diagnostics import Diagnostic, warning
 from feddg.records import JsonFile, Number, Row
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY
+from feddg.settings import grouped
 
 TUNING: Final = "tuning.json"
 
@@ -75,17 +75,14 @@ class TuningFile(JsonFile):
         """Yields warnings about privacy, and about choices: of useless models, at a grid's end."""
         yield from self._about_privacy()
         for row in (row for row in self.tried if row.picked):
-            group = (row.method, row.held_out)
-            rows = [other for other in self.tried if (other.method, other.held_out) == group]
+            rows = [o for o in self.tried if (o.method, o.held_out) == (row.method, row.held_out)]
             where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
             if row.constant:
                 text = (
                     f"{where}: with the picked values the model is {IN_WORDS[MAJORITY]} in "
                     f"{row.constant} of {row.trials} trials, so that the choice means little."
                 )
-                advice = (
-                    "Give trials more rounds (tune.rounds), pretrained weights, or other values."
-                )
+                advice = "Try more rounds (tune.rounds), pretrained weights, or other values."
                 yield warning("tuned-on-nothing-learned", text, advice)
             for text, advice in _edges(row, rows):
                 yield warning("edge-of-the-grid", f"{where}: {text}", advice)
@@ -93,15 +90,15 @@ class TuningFile(JsonFile):
     def _about_privacy(self) -> Iterator[Diagnostic]:
         """Yields what a method's trials and the run that they are for may cost together."""
         for name in dict.fromkeys(name for row in self.tried for name in row.epsilons):
-            spent = defaultdict[tuple[str, str], float](float)
-            for row in self.tried:
-                of_each = row.epsilons.get(name, 0)
-                spent[row.method, row.held_out] += of_each * (row.trials + row.picked)
+            spent = grouped(
+                ((row.method, row.held_out), row.epsilons.get(name, 0) * (row.trials + row.picked))
+                for row in self.tried
+            )
             text = (
-                f"Trials spend privacy, too: those of one method and hold-out, and one run with "
-                f"the values that they picked, together cost at most {name} "
-                f"{max(spent.values()):g} (basic composition; their deltas add up, too). Other "
-                "runs, and the pick itself, come on top."
+                "Trials spend privacy, too: those of one method and hold-out, and one run with the "
+                f"values that they picked, together cost at most {name} "
+                f"{max(map(sum, spent.values())):g} (basic composition; their deltas add up, too). "
+                "Other runs, and the pick itself, come on top."
             )
             yield warning("trials-cost-privacy", text)
 
