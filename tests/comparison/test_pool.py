@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -245,6 +246,21 @@ def test_why_a_job_of_slurm_died_is_one_reason_for_all_jobs_that_died_so(said, r
     job = SimpleNamespace(exception=lambda: OSError(said), paths=SimpleNamespace(folder="logs"))
     text = f"its job ended without a result ({reason}); see the logs in logs"
     assert pool._answer(job) == {"ended": "failed", "error": text}
+
+
+def test_a_submission_that_slurm_refuses_is_said_in_one_line(tmp_path, monkeypatch):
+    class Executor:
+        def __init__(self, *args, **more):
+            self.update_parameters = lambda **fields: None
+
+        def map_array(self, job, lines):
+            raise RuntimeError("sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: failed")
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    monkeypatch.setattr(pool, "need", lambda *args: None)
+    fault = "^launcher 'slurm': sbatch: error: QOSMaxSubmitJobPerUserLimit sbatch: error: failed$"
+    with pytest.raises(ExperimentError, match=fault):
+        carried(tmp_path / "out", tmp_path / "cache", "slurm")
 
 
 def test_a_comparison_without_any_result_gives_its_reasons(tmp_path):

@@ -497,7 +497,11 @@ class SlurmLauncher(Launcher):
                 started, waiting = waiting[: at_once - len(going)], waiting[at_once - len(going) :]
                 if started:
                     lines = [self.job(cell, asked.cpus) for cell in started]
-                    going += zip(executor.map_array(_Job(), lines), started)
+                    try:
+                        going += zip(executor.map_array(_Job(), lines), started)
+                    except (RuntimeError, OSError) as error:
+                        said = " ".join(str(error).split())
+                        raise ExperimentError(f"launcher 'slurm': {said}") from None
                 done = [(job, cell) for job, cell in going if job.done()]
                 for job, cell in done:
                     going.remove((job, cell))
