@@ -34,7 +34,7 @@ def made_up(cell, final, tail, best, experiment=None):
         machine="x86_64, cpu, float32, 1 threads",
         numbers=(
             *accuracies(final=final, swa=tail, best_in_domain=best),
-            *accuracies("val", final=final / 2),
+            *accuracies("val", final=final / 2, swa=final / 2, best_in_domain=final / 2),
             NumberRow(weights="last", split="test", metric="fluctuation", value=0.02),
         ),
     )

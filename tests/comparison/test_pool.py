@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -27,7 +28,7 @@ from feddg.comparison.pool import (
     run_here,
 )
 from feddg.diagnostics import Diagnostic, emit
-from feddg.errors import ExperimentError
+from feddg.errors import ExperimentError, RunError
 from feddg.runs.execute import is_complete
 from feddg.settings import Settings
 
@@ -213,6 +214,60 @@ def test_one_process_carries_out_several_runs_and_goes_on_after_one_that_failed(
     assert "/nowhere.pth" in done.failures[0].error
     assert [log.name for log in (tmp_path / "a" / "logs").iterdir()] == ["process1.log"]
     require_alike(alone, work)
+
+
+GONE = """Job 77_0 (task: 0) with path logs/jobs/77_0_0_result.pkl
+has not produced any output (state: OUT_OF_MEMORY)
+Error stream produced:
+----------------------------------------
+slurmstepd: error: Detected 1 oom_kill event
+"""
+RAISED = """Job (task=0) failed during processing with trace:
+----------------------
+Traceback (most recent call last):
+  File "submission.py", line 55, in process_job
+ModuleNotFoundError: No module named 'feddg'
+
+----------------------
+You can check full logs with 'job.stderr(0)' and 'job.stdout(0)'or at paths:
+  - logs/jobs/77_0_0_log.err
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (GONE, "OUT_OF_MEMORY"),
+        (RAISED, "ModuleNotFoundError: No module named 'feddg'"),
+        ("Cannot read it.", "OSError: Cannot read it."),
+    ],
+)
+def test_why_a_job_of_slurm_died_is_one_reason_for_all_jobs_that_died_so(said, reason):
+    job = SimpleNamespace(exception=lambda: OSError(said), paths=SimpleNamespace(folder="logs"))
+    text = f"its job ended without a result ({reason}); see the logs in logs"
+    assert pool._answer(job) == {"ended": "failed", "error": text}
+
+
+def test_a_submission_that_slurm_refuses_is_said_in_one_line(tmp_path, monkeypatch):
+    class Executor:
+        def __init__(self, *args, **more):
+            self.update_parameters = lambda **fields: None
+
+        def map_array(self, job, lines):
+            raise RuntimeError("sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: failed")
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    monkeypatch.setattr(pool, "need", lambda *args: None)
+    fault = "^launcher 'slurm': sbatch: error: QOSMaxSubmitJobPerUserLimit sbatch: error: failed$"
+    with pytest.raises(ExperimentError, match=fault):
+        carried(tmp_path / "out", tmp_path / "cache", "slurm")
+
+
+def test_a_comparison_without_any_result_gives_its_reasons(tmp_path):
+    work = prepare_comparison(PLAN, tmp_path / "out")
+    work.outcomes[:] = [Outcome(cell, "failed", cell.method) for cell in work.cells]
+    with pytest.raises(RunError, match=r": 1 of 2 runs .*: fedavg, 1 of 2 runs .*: fedprox$"):
+        work.require_results()
 
 
 @pytest.mark.slow

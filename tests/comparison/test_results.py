@@ -75,12 +75,16 @@ NUMBERS = st.builds(
     split=st.sampled_from(["", "test", "val"]),
     domain=st.just("") | TEXT,
     over=st.sampled_from(["", "domain_mean"]),
-    metric=st.sampled_from(["accuracy", "fluctuation", "macro_f1"]),
+    metric=st.sampled_from(["fluctuation", "macro_f1"]),
     value=SHARE,
     images=st.none() | st.integers(0, 10**9),
     bytes=st.none() | st.floats(0, 1e12),
     seconds=st.none() | st.floats(0, 1e7),
 )
+ACCURACIES = [
+    NumberRow(rule=rule, split=split, over="domain_mean", metric="accuracy", value=0.5)
+    for rule, split in itertools.product(("final", "swa"), ("test", "val"))
+]
 RESULTS = st.builds(
     ResultRow,
     experiment=st.from_regex("^[0-9a-f]{8}$", fullmatch=True),
@@ -92,7 +96,7 @@ RESULTS = st.builds(
     machine=TEXT,
     hashes=st.dictionaries(TEXT, TEXT, max_size=2),
     numbers=st.lists(NUMBERS, max_size=4, unique_by=lambda one: (one.of, one.weights)).map(
-        lambda numbers: (*numbers, NumberRow(metric="bytes_per_round", value=0.5))
+        lambda numbers: (*numbers, *ACCURACIES, NumberRow(metric="bytes_per_round", value=0.5))
     ),
 )
 
@@ -479,10 +483,14 @@ def test_a_run_that_lost_lines_is_named_and_not_taken_for_whole(tmp_path):
     whole = path.read_text().splitlines(keepends=True)
     assert all("bytes_per_round" in whole[at] for at in (len(whole) // 2, -1))
     of_accuracy = [whole[0], *(line for line in whole if ",accuracy," in line)]
+    at_test = ",test,,domain_mean,accuracy,"
     for kept, method in (
         (whole[:-1], "fedprox"),
         (whole[: len(whole) // 2 + 4], "fedprox"),
         (of_accuracy, "fedavg"),
+        ([whole[0], *whole[2:]], "fedavg"),
+        ([line for line in whole if at_test not in line or ",fedavg," in line], "fedprox"),
+        ([line for line in whole if at_test not in line or ",final," in line], "fedavg"),
     ):
         path.write_text("".join(kept))
         with pytest.raises(RunError, match=rf"lines of {method}, sketch, seed 0 are missing; put"):
@@ -949,6 +957,27 @@ def test_a_run_that_stands_in_every_column_is_counted_once():
     assert text.startswith("3 runs known from a results file alone")
 
 
+def test_runs_under_two_labels_are_named_and_never_compared_with_themselves():
+    values = {"a": (0.3, 0.4, 0.5), "b": (0.4, 0.52, 0.6), "c": (0.6, 0.7, 0.82)}
+    rows = [
+        row_of(value, label, held_out, experiment=f"{label * 7}{at}")
+        for label, own in values.items()
+        for at, (held_out, value) in enumerate(zip(("ink", "photo", "sketch"), own))
+    ]
+    before = Results.of_rows(rows)
+    assert not before.twins
+    again = [row.model_copy(update={"method": "C (ours)"}) for row in rows if row.method == "c"]
+    results = Results.of_rows([*rows, *again[:2]])
+    assert results.margins(FINAL) == before.margins(FINAL)
+    assert results.margins(FINAL, "a") == before.margins(FINAL, "a")
+    assert results.margins(FINAL, "C (ours)").keys() == {"a", "b"}
+    assert conclusion(results).text == conclusion(before).text
+    assert found_in(results, "same-runs") == [
+        "The same runs under two labels, compared once: c / C (ours)."
+    ]
+    assert "9 runs" in comparison_page(results).tags
+
+
 def test_several_versions_in_one_column_are_named():
     versions = {"fedavg": "0.1.0", "pardon": "0.0.7", "ridge": "0.1.0", "mixstyle": ""}
     rows = [row_of(0.5, method, version=version) for method, version in versions.items()]
@@ -999,7 +1028,7 @@ class EndedEarly(RisingMaker):
 
 def of_file(results, path):
     """The same results, known from a file alone."""
-    without = {"run": None, "folder": ""}
+    without = {"run": None, "folder": "", "machine": "cpu"}
     rows = [
         row.model_copy(update=without | {"numbers": row.table.rows, "experiment": f"{at:08x}"})
         for at, row in enumerate(results.rows)

@@ -145,6 +145,24 @@ def test_a_choice_at_the_end_of_its_grid_is_warned_about():
     assert "is the highest that was tried" in section.blocks[1].text
 
 
+def test_trials_with_a_privacy_budget_say_what_they_come_to_with_the_run_they_pick_for(tmp_path):
+    brief = plan(hold_out=["sketch"], methods=["fedavg"], seeds=2)
+    brief["base"] |= {"privacy": {"epsilon": 8.0}, "model": {"backbone": "cnn_gn"}}
+    brief["base"]["train"] |= {"rounds": 1, "local_steps": 1}
+    brief["tune"] = {"settings": {"train.lr": (0.01, 0.001, 0.1)}, "seeds": 2}
+    done = compare(brief, tmp_path / "out", cache=tmp_path / "cache")
+    tuning = TuningFile.read(tmp_path / "out" / "tuning.json")
+    assert [(row.trials, row.epsilons) for row in tuning.tried] == [(2, {"privacy.epsilon": 8})] * 3
+    said = "those of one method and hold-out, and one run with the values that they picked, "
+    said += "together cost at most privacy.epsilon 56 "
+    assert said in done.report.read_text("utf-8")
+    private = TriedRow(method="x", values={}, trials=4, picked=True, epsilons={"a": 2, "b": 1})
+    open_ = TriedRow(method="x", values={}, trials=4, picked=False)
+    file = TuningFile(rule="final", seeds=(0,), tried=(private, open_))
+    costs = [str(one) for one in file.diagnostics() if one.code == "trials-cost-privacy"]
+    assert ["at most a 10 " in costs[0], "at most b 5 " in costs[1]] == [True, True]
+
+
 def test_what_an_earlier_plan_tuned_in_a_folder_is_not_said_of_a_later_one(tmp_path):
     tried = (row("fedavg", "ink", 0.7, picked=True, lr="0.003"),)
     tuning = TuningFile(rule="Final round", seeds=(0,), tried=tried)

@@ -456,8 +456,11 @@ def test_three_lines_of_pandas_give_the_margins_from_the_frame_and_from_the_file
 def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path):
     folder, _ = comparison()
     runs = read_comparison(folder)
-    without = {"run": None, "folder": "", "experiment": "0" * 8}
-    rows = [row.model_copy(update=without | {"numbers": row.table.rows}) for row in runs.rows]
+    without = {"run": None, "folder": ""}
+    rows = [
+        row.model_copy(update=without | {"numbers": row.table.rows, "experiment": f"{at:08x}"})
+        for at, row in enumerate(runs.rows)
+    ]
     file = tmp_path / "results.csv"
     file.write_text(to_text(rows), "utf-8")
     known = Results.read(file)

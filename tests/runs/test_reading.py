@@ -499,6 +499,10 @@ def cut(path):
     path.write_text(path.read_text()[:-20])
 
 
+def emptied(path):
+    path.write_text("")
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "said"),
     [
@@ -507,6 +511,8 @@ def cut(path):
         ("metrics.jsonl", os.unlink, "metrics.jsonl is missing"),
         ("ledger.jsonl", os.unlink, "ledger.jsonl is missing"),
         ("rounds.jsonl", cut, "rounds.jsonl has 5 of 6 rounds"),
+        ("metrics.jsonl", cut, "metrics.jsonl lacks numbers that summary.json has"),
+        ("metrics.jsonl", emptied, "metrics.jsonl lacks numbers that summary.json has"),
     ],
 )
 def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, damage, said):
@@ -521,6 +527,16 @@ def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, dam
     assert results_of([folder, folder_maker("whole").write()]).open == [
         (folder.name, f"damaged: {said}")
     ]
+
+
+def test_a_mean_over_fewer_domains_than_the_summary_has_is_not_believed(folder_maker):
+    folder = folder_maker(test=["photo", "cartoon"], training=["sketch"]).write()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    gone = ('"round":6,', '"test"', '"cartoon"')
+    kept = [line for line in lines if not all(part in line for part in gone)]
+    assert kept != lines
+    (folder / "metrics.jsonl").write_text("".join(kept))
+    assert read_run(folder).status == "damaged"
 
 
 def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):

@@ -91,13 +91,12 @@ class Comparison(Shown):
         """Raises an error if no run of the plan has a result.
 
         Raises:
-            RunError: every run failed; gives the reason of the first.
+            RunError: every run failed; gives the first reasons.
         """
         if not self.failures or len(self.failures) < len(self.folders):
             return
-        first, *others = self.diagnostics
-        more = f" ({len(others)} other reasons: see summary.json of each)" if others else ""
-        raise RunError(f"nothing to compare in {self.folder}: {first}{more}")
+        reasons = first_names([*map(str, self.diagnostics)], 2)
+        raise RunError(f"nothing to compare in {self.folder}: {reasons}")
 
     @property
     def report(self) -> Path:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -496,7 +497,11 @@ class SlurmLauncher(Launcher):
                 started, waiting = waiting[: at_once - len(going)], waiting[at_once - len(going) :]
                 if started:
                     lines = [self.job(cell, asked.cpus) for cell in started]
-                    going += zip(executor.map_array(_Job(), lines), started)
+                    try:
+                        going += zip(executor.map_array(_Job(), lines), started)
+                    except (RuntimeError, OSError) as error:
+                        said = " ".join(str(error).split())
+                        raise ExperimentError(f"launcher 'slurm': {said}") from None
                 done = [(job, cell) for job, cell in going if job.done()]
                 for job, cell in done:
                     going.remove((job, cell))
@@ -513,8 +518,12 @@ def _answer(job: Any) -> dict[str, str]:
     error = job.exception()
     if error is None:
         return job.result()
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return {"ended": "failed", "error": f"job {job.job_id} died: {lines[0]}"}
+    # Slurm's state; or, of an exception in the job, the last line of its trace.
+    text = str(error)
+    found = re.search(r"\(state: (.*?)\)", text) or re.search(r"(?s:.*)\n(.+)\n+-{5,}\n", text)
+    reason = found[1] if found else in_words(error)
+    fault = f"its job ended without a result ({reason}); see the logs in {job.paths.folder}"
+    return {"ended": "failed", "error": fault}
 
 
 if __name__ == "__main__":

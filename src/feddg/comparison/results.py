@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -137,25 +138,25 @@ class Results:
                     f"{name}: {row.method}, {row.heading}, seed {row.seed} appears twice, as "
                     f"{there.experiment} and as {row.experiment}; keep one"
                 )
-        if plan is None and len({row.budget is None for row in rows}) > 1:
+        if plan is not None:
+            cells = expand_plan(plan)
+            places = [row for cell in cells for row in ResultRow.all_of(cell)]
+            placed = [by_place[row.place] for row in places if row.place in by_place]
+            return ComparisonFile.of(plan, cells, places).results(placed)
+        if len({row.budget is None for row in rows}) > 1:
             raise RunError(
                 f"{name}: some results are at budgets and others of whole runs, which tables would "
                 "leave out; give each plan a results file of its own"
             )
-        if plan is None:
-            domains: dict[object, str] = {}
-            for row in rows:
-                if (first := domains.setdefault(row.of_run, row.domain)) != row.domain:
-                    raise RunError(
-                        f"{name}: experiment {row.experiment} is there as {first} and as "
-                        f"{row.domain}, of two plans, and would count twice; give each plan a "
-                        "results file of its own"
-                    )
-            return cls(name, name, rows)
-        cells = expand_plan(plan)
-        places = [row for cell in cells for row in ResultRow.all_of(cell)]
-        placed = [by_place[row.place] for row in places if row.place in by_place]
-        return ComparisonFile.of(plan, cells, places).results(placed)
+        domains: dict[object, str] = {}
+        for row in rows:
+            if (first := domains.setdefault(row.of_run, row.domain)) != row.domain:
+                raise RunError(
+                    f"{name}: experiment {row.experiment} is there as {first} and as "
+                    f"{row.domain}, of two plans, and would count twice; give each plan a results "
+                    "file of its own"
+                )
+        return cls(name, name, rows)
 
     @cached_property
     def default_rule(self) -> SelectionRule:
@@ -325,12 +326,28 @@ class Results:
             if place.collection
         }
 
-    def margins(self, rule: SelectionRule | str, base: str = "") -> dict[str, Margin]:
+    @cached_property
+    def twins(self) -> dict[str, str]:
+        """Labels that have the runs of an earlier one, wherever both have any, with that one."""
+        runs = {m: {(self.column(r), r.seed): r.of_run for r in self.of(m)} for m in self.methods}
+        twins: dict[str, str] = {}
+        for (first, ours), (label, theirs) in combinations(runs.items(), 2):
+            if 0 < len(ours.keys() & theirs.keys()) == len(ours.items() & theirs.items()):
+                twins.setdefault(label, twins.get(first, first))
+        return twins
+
+    def margins(
+        self, rule: SelectionRule | str, base: str = "", metric: str = "accuracy"
+    ) -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.
 
-        Their p-values are corrected for the number of methods.
+        Their p-values are corrected for the number of methods. One with the same runs as an earlier
+        one, or as ``base``, has none: no run is compared with itself, or twice.
         """
-        return leads(self.values(rule), self.domains, base, self.collections)
+        values, same = self.values(rule, metric), {name: name for name in self.methods} | self.twins
+        once = {name: own for name, own in values.items() if name == same[name] != same.get(base)}
+        once |= {base: values[base]} if base in values else {}
+        return leads(once, self.domains, base, self.collections)
 
     @cached_property
     def leader(self) -> tuple[str, float, Margin | None] | None:
@@ -343,7 +360,7 @@ class Results:
             return None
         accuracies = self.values(self.default_rule)
         spreads = {m: average_over_columns(cells, self.columns) for m, cells in accuracies.items()}
-        averages = {method: one.mean for method, one in spreads.items() if one is not None}
+        averages = {m: one.mean for m, one in spreads.items() if one and m not in self.twins}
         if not averages:
             return None
         best = max(averages, key=averages.__getitem__)

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +178,11 @@ class ResultRow(BaseModel):
     def of_run(self) -> object:
         """What all rows of one run share: one without an axis's setting stands in every column.
 
-        Experiments on two folders of images have one id, which knows no folder.
+        Another plan may give it another label. Experiments on two folders of images have one id,
+        which knows no folder.
         """
         images = self.images_hash
-        own = (self.experiment, images, self.method, self.held_out, self.seed, self.budget)
+        own = (self.experiment, images, self.held_out, self.seed, self.budget)
         folder = self.run.folder if self.run else self.folder
         return folder or (own if self.experiment else self.key)
 
@@ -304,9 +306,15 @@ def read_results(path: Path) -> list[ResultRow]:
         row.model_copy(update={"numbers": tuple(item for _, item in numbers[key].values() if item)})
         for key, row in rows.items()
     ]
-    for row in found:  # the last line of a run whose costs are known is their mean by round
-        cost = any(number.round and number.bytes is not None for number in row.numbers)
-        if cost and all(number.metric != "bytes_per_round" for number in row.numbers):
+    for row in found:
+        rules = {number.rule for number in row.numbers} - {""}
+        splits = {number.split for number in row.numbers} - {""}
+        accuracies = {(n.rule, n.split) for n in row.numbers if n.metric == "accuracy"}
+        # The first line says what a run was made with, the last is its costs' mean by round. Those
+        # of long ago have no costs.
+        costs = any(number.round and number.bytes is not None for number in row.numbers)
+        ends = row.machine and any(n.metric == "bytes_per_round" for n in row.numbers)
+        if (costs and not ends) or accuracies != {*product(rules, splits)}:
             raise RunError(
                 f"{path}: lines of {row.method}, {row.heading}, seed {row.seed} are missing; put "
                 "them back, or remove its other lines, too, to have it run again"

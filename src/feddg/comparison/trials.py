@@ -84,8 +84,9 @@ def picked(
     Raises:
         RunError: no value of a method could be measured, or a file cannot be written.
     """
-    assert plan.tune is not None
-    rule = SELECTION_RULES.find(plan.tune.rule)
+    tune = plan.tune
+    assert tune is not None
+    rule = SELECTION_RULES.find(tune.rule)
     pairs = [(_tried(cells, trials, rule), cells[0]) for cells in combinations(trials.cells)]
     groups = grouped(((row.method, row.held_out), (row, cell)) for row, cell in pairs)
     best = [_best(tried) for tried in groups.values()]
@@ -94,24 +95,19 @@ def picked(
         for tried in groups.values()
         for row, cell in tried
     ]
-    settings = plan.tune
-    file = TuningFile(
-        rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
-    )
-    if write:
-        with changing(trials.folder.parent / TUNING):
-            replace_text(trials.folder.parent / TUNING, file.to_text())
-    for first in results[:1] if write else ():
-        beside = first.with_suffix(f".{TUNING}")
-        with changing(beside):
-            replace_text(beside, file.after(TuningFile.read(beside)).to_text())
+    file = TuningFile(rule=tune.rule, rounds=tune.rounds, seeds=tune.seeds, tried=tuple(rows))
+    own, beside = trials.folder.parent / TUNING, [f.with_suffix(f".{TUNING}") for f in results[:1]]
+    for path in [own, *beside] if write else ():
+        with changing(path):
+            earlier = None if path == own else TuningFile.read(path)
+            replace_text(path, file.after(earlier).to_text())
     emit(*file.diagnostics())
     return with_values(plan, best)
 
 
 def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> TriedRow:
     """Returns the result of all trials of the same values, not marked as chosen."""
-    evaluate = cells[0].experiment.evaluate
+    evaluate, privacy = cells[0].experiment.evaluate, cells[0].experiment.privacy
     over = evaluate.select_over
     tables = [row.table.where(rule=rule.name) for cell in cells for row in trials.rows_of(cell)]
     of = {"split": ID_VAL, "over": over, "metric": evaluate.select_by}
@@ -127,6 +123,7 @@ def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> Tr
         trials=len(cells),
         constant=sum(constant) if len(constant) == len(cells) else None,
         picked=False,
+        epsilons={f"privacy.{n}": value for n, value in privacy if n.endswith("epsilon") and value},
     )
 
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from feddg.diagnostics import Diagnostic, warning
 from feddg.records import JsonFile, Number, Row
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY
+from feddg.settings import grouped
 
 TUNING: Final = "tuning.json"
 
@@ -27,6 +28,7 @@ class TriedRow(Row):
         constant: number of trials whose model is no better on in-domain validation than always
             predicting one class; None if not recorded.
         picked: whether these values are used for the table.
+        epsilons: by field of ``privacy``, the largest epsilon of each trial, and of the run.
     """
 
     method: str
@@ -38,6 +40,7 @@ class TriedRow(Row):
     trials: int
     constant: int | None = Field(None, ge=0)
     picked: bool
+    epsilons: dict[str, float] = Field(default_factory=dict)
 
 
 class TuningFile(JsonFile):
@@ -68,25 +71,36 @@ class TuningFile(JsonFile):
         others = [row for row in earlier.tried if (row.method, row.held_out) not in chosen]
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
-    def diagnostics(self) -> list[Diagnostic]:
-        """Returns warnings about choices: among models that learned nothing, at a grid's end."""
-        notes = []
+    def diagnostics(self) -> Iterator[Diagnostic]:
+        """Yields warnings about privacy, and about choices: of useless models, at a grid's end."""
+        yield from self._about_privacy()
         for row in (row for row in self.tried if row.picked):
-            group = (row.method, row.held_out)
-            rows = [other for other in self.tried if (other.method, other.held_out) == group]
+            rows = [o for o in self.tried if (o.method, o.held_out) == (row.method, row.held_out)]
             where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
             if row.constant:
                 text = (
                     f"{where}: with the picked values the model is {IN_WORDS[MAJORITY]} in "
                     f"{row.constant} of {row.trials} trials, so that the choice means little."
                 )
-                advice = (
-                    "Give trials more rounds (tune.rounds), pretrained weights, or other values."
-                )
-                notes.append(warning("tuned-on-nothing-learned", text, advice))
+                advice = "Try more rounds (tune.rounds), pretrained weights, or other values."
+                yield warning("tuned-on-nothing-learned", text, advice)
             for text, advice in _edges(row, rows):
-                notes.append(warning("edge-of-the-grid", f"{where}: {text}", advice))
-        return notes
+                yield warning("edge-of-the-grid", f"{where}: {text}", advice)
+
+    def _about_privacy(self) -> Iterator[Diagnostic]:
+        """Yields what a method's trials and the run that they are for may cost together."""
+        for name in dict.fromkeys(name for row in self.tried for name in row.epsilons):
+            spent = grouped(
+                ((row.method, row.held_out), row.epsilons.get(name, 0) * (row.trials + row.picked))
+                for row in self.tried
+            )
+            text = (
+                "Trials spend privacy, too: those of one method and hold-out, and one run with the "
+                f"values that they picked, together cost at most {name} "
+                f"{max(map(sum, spent.values())):g} (basic composition; their deltas add up, too). "
+                "Other runs, and the pick itself, come on top."
+            )
+            yield warning("trials-cost-privacy", text)
 
 
 def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from statistics import fmean
 
 from feddg.comparison.results import Results, differing
-from feddg.comparison.statistics import leads
 from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, VAL
 from feddg.report import charts, tables
@@ -142,10 +141,7 @@ def _decision_table(results: Results, base: str) -> Table | None:
     }
     if not measured:
         return None
-    margins = {
-        name: leads(methods, results.domains, base) if base in methods else {}
-        for name, methods in values.items()
-    }
+    margins = {name: results.margins(rule, base, name) for name in values}
     return table_from(
         "decisions",
         methods=results.methods,

@@ -436,6 +436,9 @@ def about_results(every: Results) -> list[Diagnostic]:
         groups = "; ".join(" / ".join(map(readable, group)) for group in shared)
         text = f"Counted as one domain, since they share test images: {groups}."
         diagnostics.append(note("shared-test-images", text))
+    if pairs := [f"{spelled(first)} / {spelled(one)}" for one, first in results.twins.items()]:
+        text = f"The same runs under two labels, compared once: {'; '.join(pairs)}."
+        diagnostics.append(note("same-runs", text))
     diagnostics += about_provenance(results)
     diagnostics += about_budgets(every)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:

@@ -1,5 +1,6 @@
 """Reads run folders as typed records."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -320,6 +321,12 @@ class Run(Shown):
         wanted = self.summary.rounds if self.ended_early else self.rounds_planned or 0
         if len(self.rounds) < wanted:
             return f"{ROUNDS_FILE} has {len(self.rounds)} of {wanted} rounds"
+        for said in self.summary.numbers:  # of rules that can only have taken rows as they are
+            if said.over == "domain_mean" and said.rule in (FINAL.name, said.weights):
+                table = self.table.where(round=said.round, weights=said.weights)
+                own = table.value(said.split, said.metric)
+                if own is None or not math.isclose(own, said.value):
+                    return f"{METRICS_FILE} lacks numbers that {SUMMARY} has"
         return None
 
     @cached_property
