@@ -325,7 +325,7 @@ class Run(Shown):
             if said.over == "domain_mean" and said.rule in (FINAL.name, said.weights):
                 table = self.table.where(round=said.round, weights=said.weights)
                 own = table.value(said.split, said.metric)
-                if own is None or not math.isclose(own, said.value):
+                if own is None or not (math.isclose(own, said.value) or math.isnan(own)):
                     return f"{METRICS_FILE} lacks numbers that {SUMMARY} has"
         return None
 
