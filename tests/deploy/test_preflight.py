@@ -259,8 +259,23 @@ def test_features_need_no_room_for_pixels(tmp_path):
     assert "about 1.07\N{NO-BREAK SPACE}GB are" in check_disk(table, chosen, tmp_path).text
 
 
-def test_noise_for_every_image_is_tried_as_it_is_trained():
+@pytest.mark.parametrize(
+    ("method", "privacy"),
+    [
+        ("fedavg", {"record_epsilon": 8}),
+        *((name, {"style_epsilon": 8}) for name in ("pardon", "ccst", "vista")),
+        ("pardon", {"style_epsilon": 8, "style_unit": "client", "epsilon": 8}),
+    ],
+)
+def test_noise_is_tried_as_it_is_trained(method, privacy):
     pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
-    private = {"privacy": {"record_epsilon": 8}, "data": DATA, "train": TRAIN}
+    private = {"method": method, "privacy": privacy, "data": DATA, "train": TRAIN}
     model = {"backbone": "cnn_gn", "weights": "none"}
     assert preflight.seconds_per_image(Experiment(**private, model=model), 2) > 0
+
+
+def test_groups_that_a_site_only_evaluates_by_are_looked_for(deployment, images, tmp_path):
+    grouped = with_fields(deployment, data={**DATA, "group_by": "(?P<group>n[0-9]+)_"})
+    found = site_checks(deployment, images, tmp_path, experiment=grouped, trains=False)
+    assert found["joining"].severity == "error"
+    assert "group" in found["joining"].text

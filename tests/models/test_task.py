@@ -75,6 +75,26 @@ def test_a_score_has_an_interval_over_images_and_a_paired_difference():
         first.minus(one.evaluate(Discs(3, count=5)))
 
 
+def test_a_paired_difference_is_over_the_groups_that_either_score_names():
+    patients = [0] * 6 + [1] * 4 + [2] * 2
+    one, other = federation().fit(1), federation(seed=1).fit(1)
+    grouped, plain = one.evaluate(Discs(2), groups=patients), other.evaluate(Discs(2))
+    difference, (low, high) = grouped.minus(plain)
+    assert plain.minus(grouped) == (pytest.approx(-difference), pytest.approx((-high, -low)))
+    renamed = other.evaluate(Discs(2), groups=["xyz"[patient] for patient in patients])
+    assert grouped.minus(renamed) == (pytest.approx(difference), pytest.approx((low, high)))
+    with pytest.raises(ValueError, match="their groups differ"):
+        grouped.minus(other.evaluate(Discs(2), groups=patients[::-1]))
+
+
+def test_an_interval_of_large_scores_is_around_their_mean():
+    fed = federation(task=feddg.Task(SEGMENT.loss, lambda o, t: o.flatten(1).mean(1) - 5e7))
+    found = fed.evaluate(Discs(2, count=12))
+    low, high = found.interval
+    assert low <= found.mean <= high
+    assert found.mean == pytest.approx(found.values.astype(float).mean(), rel=1e-15)
+
+
 def test_each_method_runs_the_task_or_refuses_by_name(subtests):
     for name in sorted(methods()):
         with subtests.test(name=name):

@@ -18,6 +18,7 @@ import torch
 from feddg.clients.client import Examples, steps_of_round
 from feddg.data.decoding import Reading
 from feddg.data.fingerprint import file_of
+from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
@@ -134,6 +135,8 @@ def check_images(
             raise FeddgError(f"This site {objection}.")  # before minutes of decoding
         with collected() as said:
             site = Site(config, run, progress)
+            if config.labels and not join.trains:
+                with_groups(site.table, experiment.data.group_by)
         build_method(experiment.method.name, experiment.method.settings).read_files()
     except FeddgError as error:
         yield failed("joining", str(error), "Mend this first: what follows has not been checked.")
@@ -244,6 +247,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     method, network = build(bare, classes)
     # One client after the other, as at a site; what noise costs there counts.
     worker = build_worker(network, alone, defences=build_defences(bare, method, network))
+    worker.style_noise = None  # of which this server does not know, and which takes no time
     parts = (pair, network, method, alone)
     federation = Federation(*parts, defences=NO_DEFENCES, workers=[worker])
     federation.start()

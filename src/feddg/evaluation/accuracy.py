@@ -101,14 +101,18 @@ class Score:
             other: the other model's score on the same images, with which it is paired.
 
         Raises:
-            ValueError: the scores are of different numbers of images.
+            ValueError: the scores are of different numbers of images, or of other groups.
         """
         if len(self.values) != len(other.values):
             raise ValueError(
                 f"only scores of the same images can be paired: these are of {len(self.values)} "
                 f"and of {len(other.values)}"
             )
-        return _mean_and_interval(self.values - other.values, self.groups)
+        groups = [score.groups for score in (self, other) if score.groups is not None]
+        counts = {numpy.unique(each).size for each in groups}
+        if groups and len(counts | {numpy.unique(numpy.stack(groups), axis=1).shape[1]}) > 1:
+            raise ValueError("only scores of the same images can be paired: their groups differ")
+        return _mean_and_interval(self.values - other.values, groups[0] if groups else None)
 
     def rows(
         self, round: int, with_confusion: bool = False, weights: str = LAST
@@ -285,7 +289,7 @@ class Evaluation:
         # A program's loss may change what it is given; the score is of what was predicted.
         given = (outputs, targets) if task.has_classes else (outputs.clone(), targets.clone())
         loss, scored = float(task.loss(*given)), task.score(outputs, targets)
-        values = (scored if scored.is_floating_point() else scored.float()).numpy()
+        values = scored.double().numpy()
         if not numpy.isfinite(values).all():
             bad = int(numpy.flatnonzero(~numpy.isfinite(values))[0])
             raise ExperimentError(

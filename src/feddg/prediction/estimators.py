@@ -175,6 +175,7 @@ class Span(NamedTuple):
         _, values, directions = torch.linalg.svd(scaled - centre, full_matrices=False)
         shares = values.square().cumsum(0) / values.square().sum().clamp(min=1e-12)
         rank = int((shares < SPANNED).sum()) + 1
+        rank %= len(scale)  # outside of all directions is nothing: then the centre is the span
         variance = values.square().sum().clamp(min=1e-12) / len(maps)
         return cls(scale, centre, directions[:rank].T.contiguous(), variance[None])
 

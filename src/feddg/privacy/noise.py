@@ -84,7 +84,8 @@ class _Charged(Defence):
         if told != own:
             raise ClientError(
                 f"its noise is not what the coordinator accounts for ({own}, there {told}): say "
-                "the same privacy, rounds, number of clients and epochs in both programs"
+                "the same privacy, rounds, number, clients_per_round, seed and local_epochs in "
+                "both programs"
             )
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:

@@ -175,10 +175,20 @@ def test_a_pressure_and_a_year_are_not_rounded_away(tmp_path, monkeypatch):
 
 def test_whole_numbers_that_float32_does_not_have_are_named(tmp_path, caplog):
     frame = frame_of().assign(when=1_700_000_001 + numpy.arange(90), small=numpy.arange(90))
+    frame["real"] = frame["when"] + 0.0
+    frame["even"] = 2.0 ** (25 + frame["small"] % 3)  # which float32 has
     frame.to_csv(tmp_path / "t.csv", index=False)
     load_source("features", tmp_path / "t.csv")
     (line,) = [line for line in caplog.messages if "rounds them" in line]
-    assert "in when:" in line
+    assert "in real, when:" in line
+
+
+def test_whole_numbers_in_lists_that_float32_does_not_have_are_said(tmp_path, caplog):
+    rows = torch.arange(90)
+    columns = {"v": torch.stack([100_000_001 + rows, rows], 1), "label": rows % 3}
+    save_tensors(columns | {"domain": rows // 3 % 3}, tmp_path / "t.safetensors")
+    load_source("features", tmp_path / "t.safetensors")
+    assert "in v: features are float32, which rounds them" in caplog.text
 
 
 def test_tensors_of_other_kinds_and_shapes(tmp_path):
@@ -392,6 +402,21 @@ def test_travel_expects_an_accuracy_on_a_table(table):
     found = feddg.travel(done.folder, "unseen.csv")
     assert len(found.images) == 30
     assert found.expected is None or found.expected.low <= done.accuracy <= found.expected.high
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_travel_sees_that_rows_are_of_something_else_where_there_are_few_columns(table, width):
+    frame = frame_of(width=width)
+    frame.to_csv("few.csv", index=False)
+    where = {"data": {"source": "features", "root": "few.csv"}, "cache": "cache", "out": "runs"}
+    done = feddg.run(**where, hold_out="c", clients=2, method="ridge", report=False)
+    rows = frame[frame["domain"] == "c"].drop(columns=["label", "domain"])
+    numbers = [name for name in rows if name.startswith("f")]
+    rows.to_csv("unseen.csv", index=False)
+    noise = numpy.random.default_rng(1).normal(100, 50, (len(rows), width))
+    rows.assign(**dict(zip(numbers, noise.T))).to_csv("noise.csv", index=False)
+    assert feddg.travel(done.folder, "noise.csv").expected is None
+    assert feddg.travel(done.folder, "unseen.csv").expected is not None
 
 
 def test_a_comparison_and_privacy_and_secure_sums(table):

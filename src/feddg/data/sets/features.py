@@ -46,23 +46,9 @@ def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
     """
     file = needs_root(SOURCE, root)
     frame = _frame(file, options)
-    for name in options.required(("label", "domain")):
-        if name not in frame:
-            raise DataError(
-                f"{file} has no column {name!r}{nearest(name, [*frame])}; it has: "
-                f"{first_names([*frame])}. Say what it is called: --set data.options.label=NAME, "
-                "and domain, client, group, split, path so."
-            )
+    _require(frame, file, options)
     texts = _texts(frame, file, options)
     names, features = _features(frame, file, options)
-    whole = [name for name in names if frame[name].dtype.kind in "iu"]
-    if large := [name for name in whole if (frame[name].abs() > 2**24).any()]:
-        warn(
-            "features-rounded",
-            f"{file.name} has whole numbers above {2**24:,} in {first_names(large)}: features are "
-            "float32, which rounds them.",
-            "Subtract what all have in common, or take numbers out that only name something.",
-        )
     rows = range(1, len(frame) + 1)
     return images_of_columns(
         texts,
@@ -84,7 +70,9 @@ def count_features(data: DataSettings) -> int:
     """
     file = needs_root(SOURCE, data.root)
     options = checked_options(SOURCE, ColumnOptions, data.all_options)
-    return int(_features(_frame(file, options), file, options)[1].shape[1])
+    frame = _frame(file, options)
+    _require(frame, file, options)
+    return int(_features(frame, file, options, warns=False)[1].shape[1])
 
 
 def read_rows(
@@ -180,6 +168,16 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
     return frame
 
 
+def _require(frame: "DataFrame", file: Path, options: ColumnOptions) -> None:
+    for name in options.required(("label", "domain")):
+        if name not in frame:
+            raise DataError(
+                f"{file} has no column {name!r}{nearest(name, [*frame])}; it has: "
+                f"{first_names([*frame])}. Say what it is called: --set data.options.label=NAME, "
+                "and domain, client, group, split, path so; --subgroups NAME,NAME."
+            )
+
+
 def _texts(
     frame: "DataFrame", file: Path, options: ColumnOptions, wanted: Sequence[str] = ()
 ) -> dict[str, list[str]]:
@@ -194,7 +192,7 @@ def _texts(
 
 
 def _features(
-    frame: "DataFrame", file: Path, options: ColumnOptions
+    frame: "DataFrame", file: Path, options: ColumnOptions, *, warns: bool = True
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the names of the features' columns, in their order, and ``(n, d)`` float32.
 
@@ -231,7 +229,16 @@ def _features(
             )
         features = frame[rest].to_numpy(na_value=np.nan)
     with np.errstate(over="ignore"):  # it is infinite then
-        features = features.astype(np.float32)
+        exact, features = features.astype(np.float64), features.astype(np.float32)
+    rounded = (abs(features) >= 2**24) & (exact != features) & (exact == np.rint(exact))
+    if warns and len(places := np.flatnonzero(rounded.any(0))):
+        large = [rest[place] for place in places] if len(rest) > 1 else rest
+        warn(
+            "features-rounded",
+            f"{file.name} has whole numbers above {2**24:,} in {first_names(large)}: features are "
+            "float32, which rounds them.",
+            "Subtract what all have in common, or take numbers out that only name something.",
+        )
     bad = np.flatnonzero(~np.isfinite(features).all(1))
     if len(bad):
         raise DataError(f"row {bad[0] + 1} of {file.name} has a feature that is NaN or infinite.")
