@@ -73,7 +73,7 @@ def test_a_run_says_how_it_was_evaluated_and_after_a_long_silence_where_it_is(sh
         "rounds: 0 of 3",
         "rounds: 0.5 of 3; about 2 min 30 s left",
         "rounds: 1 of 3; about 2 min 0 s left",
-        "rounds: 1 of 3; ink 50.0%, in-domain 50.0%; about 2 min 0 s left",
+        "rounds: 1 of 3; round 1: ink 50.0%, in-domain 50.0%; about 2 min 0 s left",
     ]
     assert all(hasattr(Score, name) or name in Score.__annotations__ for name in names)
 
@@ -85,6 +85,16 @@ def test_a_run_that_goes_on_is_judged_by_what_this_call_has_done(shown):
     clock.now = SILENCE_SECONDS
     watching.round(RoundRow(round=2, clients=[], seconds={}))
     assert lines(shown) == ["rounds: 1 of 3", "rounds: 2 of 3; about 30 s left"]
+
+
+def test_how_long_the_last_evaluation_takes_is_not_said(shown):
+    clock = Clock()
+    watching = OneRun(Display(console=shown, clock=clock))
+    watching.start(EXPERIMENT, 3)
+    for client in range(4):
+        clock.now += SILENCE_SECONDS
+        watching.client(3, Refusal(client, "absent"))
+    assert lines(shown)[-2:] == ["rounds: 2.8 of 3; about 30 s left", "rounds: 3 of 3"]
 
 
 def test_work_of_any_size_moves_on_in_steps():

@@ -196,7 +196,7 @@ class Display(Watcher):
         name = f"{folder.name}, " if folder and folder.name else ""
         text = f"{name}{what}: {round(done, 1):.12g} of {of or '?'}"
         work, left = now - bar.fields["first"], ""
-        if work >= LEAST_WORK and now < of:
+        if work >= LEAST_WORK and of - now >= LEAST_WORK:
             seconds = (bar.elapsed or 0.0) / work * (of - now)
             left = f"about {duration(seconds)} left"
         note = "; ".join(filter(None, [bar.fields["scores"], left]))

@@ -117,7 +117,7 @@ def test_without_a_terminal_a_run_prints_lines(feddg):
     code, _, errors = feddg("run", "--data", "digits", "--hold-out", "sketch", *TINY[:-1])
     assert code == 0
     lines = [line for line in errors.splitlines() if not line.startswith("warning: ")]
-    assert re.fullmatch(r"rounds: 1 of 1; sketch \d+\.\d%, in-domain \d+\.\d%", lines[-1])
+    assert re.fullmatch(r"rounds: 1 of 1; round 1: sketch \d+\.\d%, in-domain \d+\.\d%", lines[-1])
 
 
 def test_a_folder_with_bad_images_trains_on_the_rest_and_says_so(feddg, image_folder, tmp_path):

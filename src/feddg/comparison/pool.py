@@ -130,7 +130,7 @@ class Reporter(Observer):
         texts = [f"{s.domain} {s.accuracy:.1%}" for s in scores if s.split in (TEST, VAL)]
         if inside := [score.accuracy for score in scores if score.split == ID_VAL]:
             texts.append(f"in-domain {fmean(inside):.1%}")
-        self._go_on(self._done, scores=", ".join(texts))
+        self._go_on(self._done, scores=f"round {round}: {', '.join(texts)}")
 
     def _go_on(self, done: float, **more: str) -> None:
         self._done = done

@@ -127,6 +127,10 @@ def check_images(
     run, cache = {"experiment": join.experiment}, config.cache_folder
     try:
         experiment = read_experiment(run)
+    except FeddgError as error:
+        yield failed("joining", str(error), "Install the version that the coordinator has.")
+        return
+    try:
         barred = (*experiment.hold_out.test, *experiment.hold_out.val, *join.tested)
         name = "" if config.labels else join.site
         table = list_images(config.images, config.domain, experiment.data, name)
