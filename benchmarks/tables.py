@@ -450,7 +450,7 @@ def recipe_columns() -> str:
     """Returns FedAvg by the chosen recipe on every column, beside what is published, in percent."""
     runs = {"four_columns_160": "160 pixels", "four_columns_96": "96 pixels"}
     runs |= {"curve_96": "96 pixels", "curve_64": "64 pixels"}
-    runs["pooled_96"] = "not federated, 96 pixels"
+    runs |= {f"pooled_{size}": f"not federated, {size} pixels" for size in (160, 96)}
     columns = ["photo", "art_painting", "cartoon", "sketch"]
     body = []
     for name, size in runs.items():

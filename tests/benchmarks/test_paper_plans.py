@@ -106,6 +106,7 @@ OUR_OWN = {
     "baseline/pardon_parts_64": 2 * 2,
     "baseline/four_columns_96": 4,
     "baseline/four_columns_160": 4,
+    "baseline/pooled_160": 4,
     "baseline/pooled_96": 4,
     "baseline/curve_64": 2,
     "baseline/curve_96": 2,

@@ -180,7 +180,9 @@ def test_weights_under_which_one_image_has_no_finite_loss_do_not_tell_whether_it
     fed = feddg.Federation([site], net, local_epochs=1, lr=0.01, **private)
     weights = dict(fed.server.state.weights)
     weights["classifier.weight"] = torch.full((2, 192), 4e36) * torch.tensor([[1.0], [0.0]])
-    (reply,) = fed.transport.train([0], Broadcast(1, weights))
+    noise = fed.defences.record_noise.multiplier
+    told = Message({}, {"noised_records/noise": noise, "noised_records/epochs": 1})
+    (reply,) = fed.transport.train([0], Broadcast(1, weights, told))
     assert isinstance(reply, Update)
     assert all(tensor.isfinite().all() for tensor in reply.weights.values())
 
