@@ -368,7 +368,7 @@ def test_a_process_that_dies_is_a_failed_run(tmp_path):
     shown, _ = process.communicate(timeout=900)
     assert process.returncode == 1
     assert "its process was killed, perhaps for want of memory" in shown
-    assert "1/2" in shown
+    assert "runs: 1 of 2" in shown
 
 
 def test_weights_that_are_dropped_leave_every_number(trained, run_plan, tmp_path):
