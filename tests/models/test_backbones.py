@@ -109,6 +109,8 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
         build_network("resnet18", 7, weights=str(file))
     with pytest.raises(WeightsError, match="does not fit backbone 'cnn'"):
         build_network("cnn", 7, weights=str(file))
+    with pytest.raises(WeightsError, match=r"weights for 'cnn' .there are none"):
+        require_weights("cnn", "imagenet")
     with pytest.raises(WeightsError, match="does not exist"):
         build_network("cnn", 7, weights=str(tmp_path / "absent.pth"))
     for name, content in (("t.pth", b"hello"), ("t.safetensors", b"hello"), ("e.pth", b"")):

@@ -572,6 +572,8 @@ def _pretrained(backbone: str, weights: str, size: int | None = None) -> dict[st
                 return dict(_timm_model(name, size, pretrained=True).state_dict())
             import torchvision
 
+            if backbone not in torchvision.models.list_models():
+                raise ValueError("there are none")
             choices = torchvision.models.get_model_weights(backbone)
             return dict(next(iter(choices)).get_state_dict(progress=False, check_hash=True))
     except Exception as error:  # the hub's client raises many kinds
