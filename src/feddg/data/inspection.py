@@ -517,13 +517,15 @@ def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
     for domain, files in files_by_domain(table).items():
         chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
         looks = _looks([table.root / file for file in chosen], reading)
-        if bits := max((bits for bits, *_ in looks), default=0):
+        if bits := max((bits for bits, _ in looks), default=0):
             depths[domain] = bits
-        for file, (_, veil, pages) in zip(chosen, looks):
+        for file, (_, veil) in zip(chosen, looks):
             if veil:
                 veiled.setdefault(domain, file)
-            if pages:
-                paged.setdefault(domain, file)
+        with quiet_pillow(tiled=reading.tile is not None):
+            several = next((file for file in chosen if _has_pages(table.root / file)), None)
+        if several is not None:
+            paged[domain] = several
     return Survey(depths, veiled, paged)
 
 
@@ -570,7 +572,7 @@ def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
     All files count as one domain, as images predicted together do.
     """
     chosen = evenly([file for file in files if file.suffix.lower() in _MAYBE_DEEP], SAMPLE)
-    return max((bits for bits, *_ in _looks(chosen, reading)), default=0)
+    return max((bits for bits, _ in _looks(chosen, reading)), default=0)
 
 
 def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
@@ -610,20 +612,19 @@ def evenly(items: Sequence[Item], count: int) -> list[Item]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool, bool]]:
-    """Returns files' bits (0 for 8), whether fourth bands look odd, and if there are more pages."""
+def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool]]:
+    """Returns files' bit depths (0 for 8 bits), and whether their fourth bands look odd."""
     tiled = reading.tile is not None
 
-    def look(file: Path) -> tuple[int, bool, bool]:
+    def look(file: Path) -> tuple[int, bool]:
         samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
-        pages = _has_pages(file)
         if samples is None:
-            return 0, False, pages
+            return 0, False
         veil, values = samples.alpha and _half_transparent(samples.values[:, :, -1]), samples.values
         colours, bands = samples.colours, reading.bands
         if bands and max(bands) <= values.shape[2]:  # else decoding says so
             colours = values[:, :, [band - 1 for band in bands]]
-        return (0 if values.dtype == np.uint8 else bits_used(colours)), veil, pages
+        return (0 if values.dtype == np.uint8 else bits_used(colours)), veil
 
     with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(look, files))

@@ -78,7 +78,7 @@ class Defences:
             ClientError: it must not be sent.
         """
         own = {defence.name for defence in self.defences}
-        for name in {entry.partition("/")[0] for entry in extras.scalars} - own:
+        for name in {entry.partition("/")[0] for entry in extras.scalars if "/" in entry} - own:
             if name in {NOISED_RECORDS, *DEFENCES}:
                 raise ClientError(
                     f"the coordinator counts on {name}, which this client's program does not have: "

@@ -83,8 +83,8 @@ class _Charged(Defence):
         told = {name: message.scalars.get(name) for name in own}
         if told != own:
             raise ClientError(
-                f"its noise is not what the coordinator accounts for ({own}, there {told}): say "
-                "the same privacy, rounds, number, clients_per_round, seed and local_epochs in "
+                f"its noise is not what the coordinator accounts for (here {own}, there {told}): "
+                "say the same privacy, rounds, number, clients_per_round, seed and local_epochs in "
                 "both programs"
             )
 
