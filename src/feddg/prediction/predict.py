@@ -180,8 +180,8 @@ def predictor_of(
             + (
                 f"white is {2**white - 1}."
                 if isinstance(white, int)
-                else "each image is read with the fewest of these bits that hold its values, or "
-                "with its own. So a dark one of a deeper domain becomes brighter than in training."
+                else "white in each is that of the fewest of these bits that hold it, or of its "
+                "own. So a dark image of a deeper domain becomes brighter than in training."
             ),
         )
     return BatchPredictor(classifier, white, batch_size)
